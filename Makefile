@@ -1,0 +1,58 @@
+# Everything starts here: `make demo` and `make test` need nothing but Python 3.11 or newer.
+#
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu   the small CPU build of torch on Linux
+#   make demo TORCH=own                                          keep the torch that this Python has already
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= pinned
+TORCH_INDEX ?=
+BIN := $(VENV)/bin
+EXTRAS := flower,transformers,dev
+INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: demo setup test test-core test-all check format clean
+
+demo: setup
+	$(BIN)/fedquit demo
+
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+
+test-all: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m slow
+
+# The package must work without its extras: an environment that has none of them runs the tests that need none.
+test-core: $(VENV)-core/.ready
+	$(VENV)-core/bin/python -c "import importlib.util as u; assert not u.find_spec('flwr') and not u.find_spec('transformers')"
+	OMP_NUM_THREADS=1 $(VENV)-core/bin/python -m pytest -n auto -m "not slow and not flower and not transformers"
+
+check: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pip check
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(call install,$(VENV),$(EXTRAS))
+
+$(VENV)-core/.ready: pyproject.toml constraints.txt
+	$(call install,$(VENV)-core,dev)
+
+define install
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'fedquit needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.11')"
+	$(PYTHON) -m venv $(if $(filter own,$(TORCH)),--system-site-packages) $(1)
+	$(if $(filter own,$(TORCH)),grep -v '^torch==',cat) constraints.txt > $(1)/constraints.txt
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(INDEX) -c $(1)/constraints.txt -e '.[$(2)]'
+	touch $(1)/.ready
+endef
+
+clean:
+	rm -rf $(VENV) $(VENV)-core dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

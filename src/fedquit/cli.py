@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line. Heavy imports stay inside the commands, so that help and version come at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from fedquit import __version__
+from fedquit.errors import FedquitError
+
+if TYPE_CHECKING:
+    from fedquit.recipe import Recipe
+    from fedquit.sweep import Candidate
+
+app = typer.Typer(
+    help="Let a federation forget: train, take an erasure request, unlearn, recover, and see what was forgotten.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_out, _err = Console(), Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+RecipeName = Annotated[str, typer.Argument(help="A .toml file, or the name of a recipe that comes with the package.")]
+Settings = Annotated[list[str], typer.Option("--set", help="Change a key: --set method.lr=3e-4")]
+Cache = Annotated[Path | None, typer.Option(help="Where trained federations are kept; beside --out unless given.")]
+
+
+def main() -> None:
+    """Run a command; a fault that a user can mend is one sentence and exit code 2."""
+    try:
+        app()
+    except FedquitError as error:
+        _err.print(f"[bold red]error:[/] {error}", highlight=False, markup=True, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _err.print("stopped; the same command goes on from here.")
+        sys.exit(130)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedquit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Let a federation forget."""
+
+
+class Bars:
+    """Progress with an ETA on a terminal; plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description:<40}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[note]}"),
+            console=_err,
+            disable=not _err.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._title, self._total = "", 0
+
+    def __enter__(self) -> Bars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def phase(self, title: str, rounds: int | None, done: int) -> None:
+        """A phase begins."""
+        self._title, self._total = title, rounds or 0
+        self._task = self._bars.add_task(title, total=rounds, completed=done, note="")
+        if not _err.is_terminal:
+            ready = " (from the cache)" if rounds and done >= rounds else ""
+            _err.print(f"{title}{ready}", highlight=False, soft_wrap=True)
+
+    def round(self, done: int, note: str) -> None:
+        """A round is over."""
+        if self._task is not None:
+            self._bars.update(self._task, completed=done, note=note)
+        if not _err.is_terminal and (note or done % 10 == 0):
+            of = f" of {self._total}" if self._total else ""
+            _err.print(f"  round {done}{of} {note}".rstrip(), highlight=False, soft_wrap=True)
+
+
+def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) -> None:
+    from fedquit.report import write_report
+    from fedquit.runner import run as run_recipe
+
+    _set_threads(recipe)
+    with Bars() as bars:
+        results = run_recipe(recipe, out, cache=cache, reporter=bars)
+    write_report([out], out / "report.html")
+    if as_json:
+        typer.echo(json.dumps(results))
+        return
+    _out.print(_table(recipe.title or "Results", results["rows"]))
+    _say_price(results["rows"])
+    _out.print(f"Report: {out / 'report.html'}\nResults: {out / 'results.json'}", highlight=False, soft_wrap=True)
+
+
+def _set_threads(recipe: Recipe) -> None:
+    import torch
+
+    if recipe.engine.threads:
+        torch.set_num_threads(recipe.engine.threads)
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in ("phase", "method", "clients"):
+        table.add_column(name)
+    for name in ("test %", "retain %", "forget %", "rounds", "seconds"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        measures = [f"{v:.1f}" if (v := row[k]) is not None else "–" for k in ("test_acc", "retain_acc", "forget_acc")]
+        clients = ", ".join(map(str, row["clients"])) + (" (samples)" if row["samples"] else "")
+        table.add_row(row["phase"], row["method"], clients, *measures, str(row["rounds"]), f"{row['seconds']:.1f}")
+    return table
+
+
+def _say_price(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        price = row.get("price_of_forgetting")
+        if price is not None:
+            _out.print(
+                f"Price of forgetting: the retained clients' loss rose by {price:.3f} through unlearning.",
+                highlight=False,
+            )
+
+
+@app.command()
+def run(
+    recipe: RecipeName,
+    out: Annotated[Path, typer.Option(help="The folder of the run; the same command goes on where it stopped.")],
+    settings: Settings = [],  # noqa: B006 - typer copies it
+    cache: Cache = None,
+    as_json: AsJson = False,
+) -> None:
+    """Carry out a recipe: train, take the request, retrain for comparison, unlearn, recover."""
+    from fedquit.recipe import load
+
+    _carry_out(load(recipe, settings), out, cache, as_json=as_json)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder of the run.")] = Path("runs/demo"),
+    cache: Cache = None,
+    as_json: AsJson = False,
+) -> None:
+    """See a client forgotten, in under a minute: real images, ten clients, FedQUIT, and Retrain beside it."""
+    from fedquit.recipe import load
+
+    _carry_out(load("demo"), out, cache, as_json=as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write one self-contained HTML page over one run or several."""
+    from fedquit.report import write_report
+
+    write_report(runs, out)
+    typer.echo(json.dumps({"report": str(out)}) if as_json else f"Report: {out}")
+
+
+@app.command()
+def sweep(
+    recipe: RecipeName,
+    out: Annotated[Path, typer.Option(help="The folder of the sweep; one run for each rate lies below it.")],
+    lr: Annotated[str, typer.Option(help="Rates to try, with commas between.")] = "1e-5,3e-5,1e-4,3e-4,1e-3",
+    rounds: Annotated[int, typer.Option(help="Recovery rounds before the comparison.")] = 1,
+    settings: Settings = [],  # noqa: B006 - typer copies it
+    cache: Cache = None,
+    as_json: AsJson = False,
+) -> None:
+    """Choose the unlearning rate without a Retrain: compare the forget data with the client's own holdout."""
+    from fedquit.recipe import load
+    from fedquit.sweep import parse_rates, sweep_rates
+
+    chosen = load(recipe, settings)
+    _set_threads(chosen)
+    with Bars() as bars:
+        candidates = sweep_rates(chosen, parse_rates(lr), rounds, out, cache=cache, reporter=bars)
+    if as_json:
+        typer.echo(json.dumps([c.to_dict() for c in candidates]))
+    else:
+        _print_sweep(candidates)
+
+
+def _print_sweep(candidates: list[Candidate]) -> None:
+    table = Table(title="Forget data against the same clients' holdout data, after recovery", title_justify="left")
+    for name in ("lr", "forget %", "holdout %", "difference", "AUC", "test %", "verdict"):
+        table.add_column(name, justify="left" if name == "verdict" else "right")
+    for c in candidates:
+        table.add_row(
+            f"{c.lr:g}",
+            f"{c.forget_acc:.1f}",
+            f"{c.holdout_acc:.1f}",
+            f"{c.forget_acc - c.holdout_acc:+.1f}",
+            f"{c.auc:.3f} ({c.auc_low:.3f} to {c.auc_high:.3f})",
+            f"{c.test_acc:.1f}",
+            f"[bold]{c.verdict} ← take this[/]" if c.chosen else c.verdict,
+        )
+    _out.print(table)
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    methods = "methods"
+    teachers = "teachers"
+    losses = "losses"
+    datasets = "datasets"
+    models = "models"
+    recipes = "recipes"
+    optimizers = "optimizers"
+    engines = "engines"
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    as_json: AsJson = False,
+) -> None:
+    """List what there is, by name."""
+    names = _names(kind)
+    if as_json:
+        typer.echo(json.dumps(names))
+        return
+    for name, line in names.items():
+        typer.echo(f"{name:<22} {line}")
+
+
+def _names(kind: Kind) -> dict[str, str]:
+    from fedquit import data, distillation, engine, methods, models, recipe, virtual_teacher
+    from fedquit.engine import optim
+
+    if kind is Kind.recipes:
+        return {name: recipe.load(name).title for name in recipe.packaged()}
+    tables: dict[Kind, dict[str, Any]] = {
+        Kind.methods: dict(methods.METHODS),
+        Kind.teachers: dict(virtual_teacher.TEACHERS),
+        Kind.losses: dict(distillation.LOSSES),
+        Kind.datasets: dict(data.DATASETS),
+        Kind.models: dict(models.MODELS),
+        Kind.optimizers: dict(optim.OPTIMIZERS),
+        Kind.engines: dict(engine.ENGINES),
+    }
+    return {name: (entry.__doc__ or "").strip().split("\n")[0] for name, entry in tables[kind].items()}

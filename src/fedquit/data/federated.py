@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose examples are whose: one data set in memory, and for every client the positions of its own.
+
+A client's examples are training data or holdout (never trained on: the null that forgotten data is compared with). A
+request marks some of the training data as *forget*; the rest is *retain*. Once served, the marked ones are gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedquit.core import ClientId, Request, Split
+from fedquit.errors import InputError, RequestError
+
+NOTHING = torch.zeros(0, dtype=torch.long)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set as tensors: examples, labels, and a test set."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: int
+
+    def __post_init__(self) -> None:
+        for part, x, y in (("training", self.x, self.y), ("test", self.test_x, self.test_y)):
+            if len(x) != len(y):
+                raise InputError(f"the {part} set has {len(x)} examples but {len(y)} labels: give one label for each.")
+            if len(y) == 0:
+                raise InputError(f"the {part} set is empty: give at least one example.")
+            if y.dtype != torch.long:
+                raise InputError(f"the {part} labels are {y.dtype}: convert them with y.long().")
+            if int(y.min()) < 0 or int(y.max()) >= self.classes:
+                raise InputError(
+                    f"the {part} labels run from {int(y.min())} to {int(y.max())}, outside 0 to {self.classes - 1}: "
+                    "number the classes from 0, or give the right number of classes."
+                )
+            if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+                raise InputError(f"the {part} examples hold NaN or infinity: clean them first.")
+        if self.x.shape[1:] != self.test_x.shape[1:]:
+            raise InputError(
+                f"training examples have shape {tuple(self.x.shape[1:])} and test examples "
+                f"{tuple(self.test_x.shape[1:])}: they must be alike."
+            )
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """A data set, dealt out to clients."""
+
+    dataset: Dataset
+    train: Mapping[ClientId, Tensor]  # positions of what each client trains on
+    forget: Mapping[ClientId, Tensor] = field(default_factory=dict)  # the part that the present request marks
+    holdout: Mapping[ClientId, Tensor] = field(default_factory=dict)
+    public: Tensor = NOTHING  # the server's own
+
+    @property
+    def x(self) -> Tensor:
+        """All examples."""
+        return self.dataset.x
+
+    @property
+    def y(self) -> Tensor:
+        """All labels."""
+        return self.dataset.y
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        """Everybody."""
+        return tuple(self.train)
+
+    def view(self, client: ClientId, split: Split) -> Tensor:
+        """The positions of a client's examples in that split."""
+        mine, marked = self.train[client], self.forget.get(client, NOTHING)
+        if split == "all":
+            return mine
+        return marked if split == "forget" else mine[~torch.isin(mine, marked)]
+
+    def pooled(self, split: Split, clients: tuple[ClientId, ...] | None = None) -> Tensor:
+        """The positions of that split over these clients, or over all."""
+        return torch.cat([NOTHING, *(self.view(c, split) for c in (self.clients if clients is None else clients))])
+
+    def mark(self, request: Request, samples: Mapping[ClientId, Tensor] | None = None) -> FederatedData:
+        """With the examples of a request marked as forget: `samples` of its clients, or all that they have."""
+        request.check(self.clients)
+        if request.samples != (samples is not None):
+            raise RequestError("a request for samples must say which; a request for whole clients must not.")
+        marked = {c: self.train[c] if samples is None else samples[c] for c in request.clients}
+        for client, positions in marked.items():
+            if len(positions) == 0:
+                raise RequestError(f"the forget set of client {client} is empty: there is nothing to forget.")
+            if not bool(torch.isin(positions, self.train[client]).all()):
+                raise RequestError(f"the request names samples that client {client} does not train on.")
+        return replace(self, forget=marked)
+
+    def after(self, request: Request) -> FederatedData:
+        """The data once the present request has been served: the marked examples are gone, and clients that left."""
+        left = {c: self.view(c, "retain") for c in request.stay(self.clients)}
+        return replace(self, train=left, forget={}, holdout={c: h for c, h in self.holdout.items() if c in left})
+
+    def join(self, clients: Sequence[ClientId], dealt: FederatedData) -> FederatedData:
+        """With these clients in (again), with the data that they were first dealt."""
+        train = {**self.train, **{c: dealt.train[c] for c in clients}}
+        holdout = {**self.holdout, **{c: h for c in clients if (h := dealt.holdout.get(c)) is not None}}
+        return replace(self, train=dict(sorted(train.items())), holdout=holdout)
+
+    def fingerprint(self) -> str:
+        """A hash of all that training can depend on."""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (self.x, self.y, self.public):
+            digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+            digest.update(tensor.contiguous().numpy().data)
+        for client, positions in sorted(self.train.items()):
+            digest.update(f"client {client}: {len(positions)}".encode())
+            digest.update(positions.contiguous().numpy().data)
+        return digest.hexdigest()

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers as pure functions on parameters: elementwise, hence the same for one client or many stacked.
+
+Each is equal to its namesake in `torch.optim` (tested). Adam and AdamW use eps = 1e-7, as the authors of FedQUIT do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedquit.core import Local, Params
+from fedquit.params import norm
+
+Slots = dict[str, Params]  # an optimizer's memory: "velocity", "m", "v"
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What an optimizer gets to see in step `t` (from 1)."""
+
+    t: int
+    gradient: Params
+    curvature: Params | None = None  # an estimate of the Hessian's diagonal, for those that ask
+
+
+class Optimizer(Protocol):
+    """One rule: from parameters, slots and a signal to new parameters and slots."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of what it remembers between steps."""
+
+    @property
+    def wants_curvature(self) -> bool:
+        """Whether it needs the Hessian's diagonal."""
+
+    def step(self, params: Params, slots: Slots, signal: Signal, local: Local) -> tuple[Params, Slots]:
+        """One step."""
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """With momentum and L2 weight decay, as in `torch.optim.SGD`."""
+
+    slots: tuple[str, ...] = ("velocity",)
+    wants_curvature: bool = False
+
+    def step(self, params: Params, slots: Slots, signal: Signal, local: Local) -> tuple[Params, Slots]:
+        """W <- w - lr * velocity, with velocity <- momentum * velocity + gradient + weight_decay * w."""
+        g = (
+            {n: d + local.weight_decay * params[n] for n, d in signal.gradient.items()}
+            if local.weight_decay
+            else signal.gradient
+        )
+        if local.momentum:
+            slots = {"velocity": {n: local.momentum * slots["velocity"][n] + d for n, d in g.items()}}
+            g = slots["velocity"]
+        return {n: params[n] - local.lr * d for n, d in g.items()}, slots
+
+
+@dataclass(frozen=True)
+class Adam:
+    """As `torch.optim.Adam`, or `AdamW` where the weight decay is decoupled.
+
+    The second moment may be that of another quantity than the gradient: AdaHessian takes the
+    Hessian's diagonal (Yao et al.: ADAHESSIAN. AAAI 2021).
+    """
+
+    decoupled: bool = False
+    wants_curvature: bool = False
+    eps: float = 1e-7
+    beta1: float = 0.9
+    beta2: float = 0.999
+    slots: tuple[str, ...] = ("m", "v")
+
+    def step(self, params: Params, slots: Slots, signal: Signal, local: Local) -> tuple[Params, Slots]:
+        """W <- w - lr * m^ / (sqrt(v^) + eps)."""
+        g, decay = signal.gradient, 1.0
+        if self.decoupled:
+            decay = 1 - local.lr * local.weight_decay
+        elif local.weight_decay:
+            g = {n: d + local.weight_decay * params[n] for n, d in g.items()}
+        scale = signal.curvature if self.wants_curvature and signal.curvature is not None else g
+        m = {n: self.beta1 * slots["m"][n] + (1 - self.beta1) * d for n, d in g.items()}
+        v = {n: self.beta2 * slots["v"][n] + (1 - self.beta2) * d * d for n, d in scale.items()}
+        c1, c2 = 1 - self.beta1**signal.t, 1 - self.beta2**signal.t
+        new = {n: decay * p - local.lr * (m[n] / c1) / ((v[n] / c2).sqrt() + self.eps) for n, p in params.items()}
+        return new, {"m": m, "v": v}
+
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": Sgd(),
+    "adam": Adam(),
+    "adamw": Adam(decoupled=True),
+    "adahessian": Adam(decoupled=True, wants_curvature=True, eps=1e-8),
+}
+
+
+def clipped(gradient: Params, largest: float) -> Params:
+    """The gradient, scaled down to the norm `largest` where it is longer."""
+    if not largest:
+        return gradient
+    factor = (largest / (norm(gradient) + 1e-6)).clamp(max=1.0)
+    return {n: d * factor for n, d in gradient.items()}

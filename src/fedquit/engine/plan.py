@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where all randomness is born: which example goes into which step, and the uniform numbers that tasks may use.
+
+Every number follows from (seed, phase, round, number of the question within the round, client), so that runs repeat
+exactly, a resumed run equals an uninterrupted one, and no engine can differ from another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedquit.core import ClientId, Local
+
+
+@dataclass(frozen=True)
+class Address:
+    """The place of a question in a run."""
+
+    seed: int
+    phase: str
+    round: int = 0
+    question: int = 0
+
+    def seed_for(self, who: ClientId | str) -> int:
+        """The seed of one client (or of the server, by a word) at this place."""
+        key = repr((self.seed, self.phase, self.round, self.question, who))
+        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One client's steps: for each, the positions of its examples and a uniform number for each label."""
+
+    steps: tuple[Tensor, ...]  # positions, each of at most batch_size
+    noise: tuple[Tensor, ...]  # shaped like the labels of that step
+    curvature_seed: int  # for optimizers that probe the curvature along random signs
+
+
+def make_plan(examples: int, local: Local, seed: int, label_shape: Sequence[int] = ()) -> Plan:
+    """Shuffle anew for every epoch; the last batch of an epoch may be smaller; half an epoch takes half the batches."""
+    generator = torch.Generator().manual_seed(seed)
+    per_epoch = math.ceil(examples / local.batch_size)
+    orders = [torch.randperm(examples, generator=generator) for _ in range(math.ceil(local.epochs))]
+    steps = [step for order in orders for step in order.split(local.batch_size)] if examples else []
+    steps = steps[: int(local.epochs * per_epoch)]
+    noise = tuple(torch.rand((len(s), *label_shape), generator=generator) for s in steps)
+    return Plan(tuple(steps), noise, int(torch.randint(2**62, (), generator=generator)))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference meaning of a task: one client after the other, one step after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedquit.core import SERVER, Batch, ClientId, Memory, Model, Params, Reply, Sent, Split, Task
+from fedquit.data.federated import FederatedData
+from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
+from fedquit.engine.plan import Address, make_plan
+from fedquit.names import lookup
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question of the server to some clients, with its place in the run."""
+
+    task: Task
+    clients: Sequence[ClientId]
+    split: Split
+    sent: Sent
+    address: Address
+
+
+class Engine(Protocol):
+    """Carries out questions. It knows no method and keeps no place: the same `Ask` always gives the same replies."""
+
+    @property
+    def model(self) -> Model:
+        """The network that everybody trains."""
+
+    def run(self, ask: Ask) -> Iterator[Reply]:
+        """The replies, in the order of `ask.clients`."""
+
+
+def run_client(model: Model, task: Task, x: Tensor, y: Tensor, sent: Sent, seed: int) -> tuple[Params, float]:
+    """What a client does with its examples: the trained parameters and the mean loss over the steps."""
+    optimizer = lookup(OPTIMIZERS, task.local.optimizer, "optimizer")
+    plan = make_plan(len(y), task.local, seed, y.shape[1:])
+    probe = torch.Generator().manual_seed(plan.curvature_seed)
+    params = {n: p.detach() for n, p in task.begin(sent).items()}
+    slots = {s: {n: torch.zeros_like(p) for n, p in params.items()} for s in optimizer.slots}
+    losses = []
+    for t, (positions, noise) in enumerate(zip(plan.steps, plan.noise, strict=True), start=1):
+        leaves = {n: p.requires_grad_() for n, p in params.items()}
+        loss = task.loss(model, leaves, sent, Batch(x[positions], y[positions], noise.to(x.device))).mean()
+        gradient = _gradient(loss, leaves, create_graph=optimizer.wants_curvature)
+        curvature = _hessian_diagonal(gradient, leaves, probe) if optimizer.wants_curvature else None
+        with torch.no_grad():
+            params = {n: p.detach() for n, p in leaves.items()}
+            signal = Signal(t, clipped({n: g.detach() for n, g in gradient.items()}, task.local.clip), curvature)
+            new, slots = optimizer.step(params, slots, signal, task.local)
+            params = task.after_step(new, params, sent)
+        losses.append(loss.detach())
+    return params, float(torch.stack(losses).mean()) if losses else float("nan")
+
+
+def _gradient(loss: Tensor, leaves: Params, *, create_graph: bool) -> Params:
+    found = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def _hessian_diagonal(gradient: Params, leaves: Params, generator: torch.Generator) -> Params:
+    """Hutchinson's estimate z * (H z) with random signs z."""
+    signs = {
+        n: (torch.randint(2, p.shape, generator=generator) * 2 - 1).to(dtype=p.dtype, device=p.device)
+        for n, p in leaves.items()
+    }
+    along = torch.stack([(gradient[n] * z).sum() for n, z in signs.items()]).sum()
+    return {n: h.detach() * signs[n] for n, h in _gradient(along, leaves, create_graph=False).items()}
+
+
+@dataclass(frozen=True)
+class SequentialEngine:
+    """All clients of a simulated federation, one after the other."""
+
+    model: Model
+    data: FederatedData
+    homes: Memory  # what the clients keep, by "client/name"
+
+    def run(self, ask: Ask) -> Iterator[Reply]:
+        """The replies, in the order of `ask.clients`."""
+        for client in ask.clients:
+            mine = self.data.view(client, ask.split) if client != SERVER else self.data.public
+            home = {n: self.homes[key] for n in ask.task.needs if (key := f"{client}/{n}") in self.homes}
+            sent = {**ask.sent, **home}
+            params, loss = run_client(
+                self.model, ask.task, self.data.x[mine], self.data.y[mine], sent, ask.address.seed_for(client)
+            )
+            for name, kept in ask.task.keep(params, sent).items():
+                self.homes[f"{client}/{name}"] = kept
+            yield Reply(client, ask.task.answer(params, sent), len(mine), loss)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that can go wrong in a way a user can mend.
+
+FedquitError                 the command line prints its one sentence and exits with 2
+├── InputError (ValueError)  data, labels, logits, shapes or numbers that cannot be used
+├── UnknownNameError         a method, teacher, key, … that does not exist; names the nearest one that does
+├── RequestError             an erasure request that cannot be served as it stands
+├── NonFiniteError           NaN or infinity where weights or logits should be
+└── StoreError               a checkpoint, run folder or disk that cannot be read or written
+"""
+
+from __future__ import annotations
+
+
+class FedquitError(Exception):
+    """A fault with one clear sentence that says what to do next."""
+
+
+class InputError(FedquitError, ValueError):
+    """Data, labels, logits, shapes or numbers that cannot be used."""
+
+
+class UnknownNameError(FedquitError, ValueError):
+    """A name that is in none of the tables."""
+
+
+class RequestError(FedquitError, ValueError):
+    """An erasure request that cannot be served as it stands."""
+
+
+class NonFiniteError(FedquitError, ArithmeticError):
+    """NaN or infinity where weights or logits should be."""
+
+
+class StoreError(FedquitError, OSError):
+    """A checkpoint, run folder or disk that cannot be read or written."""

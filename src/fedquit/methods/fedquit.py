@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedQUIT: On-Device Federated Unlearning via a Quasi-Competent Virtual Teacher. Mora, Valerio, Bellavista, Passarella.
+
+Algorithm 1, at the leaving client: a student starts from the global model and distils, on the forget data alone, a
+virtual teacher: the global model with its score for the true class pushed down. Algorithm 2, at the server: several
+requests are served in one round, and the mean of the snapshots, weighted by the sizes of the forget sets, becomes the
+global model. Recovery is ordinary FedAvg without the forgotten data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from fedquit.core import Batch, ClientId, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
+from fedquit.distillation import LOSSES, distillation_loss
+from fedquit.method import Method
+from fedquit.names import lookup
+from fedquit.params import mean
+from fedquit.virtual_teacher import TEACHERS
+
+
+@dataclass(frozen=True)
+class Distill(Task):
+    """Follow the virtual teacher on one's own forget data."""
+
+    teacher: str = "min"
+    divergence: str = "kl"
+    v: float = 0.0
+    tau: float = 1.0
+    k: int = 5
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
+        """Lines 5 to 13: student and global model on the batch, the true class lowered, and the divergence."""
+        z_s = model(params, batch.x)
+        z_g = model(sent["start"], batch.x)  # the global model as it was received: no second download
+        rule = {"teacher": self.teacher, "v": self.v, "tau": self.tau, "k": self.k}
+        return distillation_loss(z_s, z_g, batch.y, batch.u, loss=self.divergence, **rule)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class FedQUIT(Method):
+    """One epoch at the leaving client; the learning rate is the only knob (docs/choosing-lr.md)."""
+
+    lr: float = 1e-4
+    epochs: float = 1.0
+    batch_size: int = 32
+    optimizer: str = "adam"
+    weight_decay: float = 0.0
+    teacher: str = "min"
+    loss: str = "kl"
+    v: float = 0.0  # teacher "fixed"
+    tau: float = 1.0  # teacher "temperature"
+    k: int = 5  # teacher "topk"
+    order: Literal["parallel", "sequential"] = "parallel"  # of several clients in one request
+
+    def __post_init__(self) -> None:
+        lookup(TEACHERS, self.teacher, "teacher")
+        lookup(LOSSES, self.loss, "loss")
+
+    @property
+    def distill(self) -> Distill:
+        """The leaving client's task."""
+        local = Local(self.epochs, self.batch_size, self.optimizer, self.lr, weight_decay=self.weight_decay)
+        return Distill(local, self.teacher, self.loss, self.v, self.tau, self.k)
+
+    def _turns(self, request: Request) -> list[list[ClientId]]:
+        return [list(request.clients)] if self.order == "parallel" else [[u] for u in request.clients]
+
+    def rounds(self, trained: Trained, request: Request) -> int:
+        """One for all (Algorithm 2), or one for each client, from the last one's snapshot."""
+        return len(self._turns(request))
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        """The snapshots of the leaving clients, averaged with the sizes of their forget sets."""
+        leaving = self._turns(request)[state.round]
+        return state.next(mean(fed.run(self.distill, leaving, split="forget", start=state.params)))

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding things by name: in a table, or as `package.module:attribute` for what users bring themselves."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from fedquit.errors import UnknownNameError
+
+T = TypeVar("T")
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """The error for a name that does not exist: it offers the nearest one, and all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UnknownNameError(f"unknown {what} {name!r}: {hint}known are {', '.join(known) or 'none'}.")
+
+
+def lookup(table: Mapping[str, T], name: str, what: str) -> T:
+    """The entry of a table, or an error that names the nearest one."""
+    if name not in table:
+        raise unknown(what, name, table)
+    return table[name]
+
+
+def imported(path: str, what: str) -> object:
+    """The object behind `package.module:attribute`."""
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UnknownNameError(
+            f"{what} {path!r} cannot be imported ({error}): install the package or add its folder to PYTHONPATH."
+        ) from error
+    if not hasattr(module, attribute):
+        raise unknown(f"{what} in {module_name}", attribute, [n for n in vars(module) if not n.startswith("_")])
+    return getattr(module, attribute)

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe: everything that determines a run, as one short TOML file.
+
+The schema is the classes below: every key of the file is a field, and an unknown key is an error that names the nearest
+one. `extends = "other"` starts from another recipe (one level, no more); `--set key=value` changes single keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fedquit.core import ClientId, Local, Training
+from fedquit.errors import InputError, UnknownNameError
+from fedquit.method import Method
+from fedquit.names import imported, lookup, unknown
+
+Options = Mapping[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """Which data, and how it is dealt out."""
+
+    name: str = "fashion_mnist_mini"  # of `fedquit list datasets`, or package.module:function
+    options: Options = field(default_factory=dict)
+    partition: str = "lda"  # iid, lda, chunks, file
+    clients: int = 10
+    alpha: float = 0.1  # of the Dirichlet distribution, for lda
+    partition_file: str = ""
+    seed: int = 0  # of the partition
+    holdout: float = 0.0  # of each client's data, never trained on
+    public: float = 0.0  # of all data, for the server itself
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """Which network."""
+
+    name: str = "cnn"
+    options: Options = field(default_factory=dict)
+    dtype: Literal["float32", "float64"] = "float32"
+
+
+@dataclass(frozen=True)
+class TrainRecipe:
+    """FedAvg, for Original and Retrain and on through recovery."""
+
+    rounds: int = 30
+    clients_per_round: int = 0  # 0: everybody
+    epochs: float = 1.0
+    batch_size: int = 32
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    lr_decay: float = 0.998  # in each round, and on through recovery
+    momentum: float = 0.0
+    weight_decay: float = 1e-3
+    clip: float = 0.0
+
+    def training(self) -> Training:
+        """As the federation wants it."""
+        from fedquit.fedavg import Learn
+
+        local = Local(
+            self.epochs, self.batch_size, self.optimizer, self.lr, self.momentum, self.weight_decay, self.clip
+        )
+        return Training(Learn(local), self.rounds, self.clients_per_round, self.lr_decay)
+
+
+@dataclass(frozen=True)
+class EventRecipe:
+    """A request to be forgotten, or a client that joins. Events happen in the order of the file."""
+
+    kind: Literal["forget", "join"] = "forget"
+    clients: tuple[ClientId, ...] = ()
+    samples: float = 0.0  # the fraction of each client's samples to forget; 0: the whole client leaves
+    choose: str = "random"  # which samples: random, or rare (of the least represented local classes)
+    anew: bool = False  # join: enrol a client that was forgotten, as a new member
+    rounds: int = 1  # join: rounds of training with it
+
+
+@dataclass(frozen=True)
+class RecoverRecipe:
+    """When the recovery is over."""
+
+    until: Literal["retrained", "retrained-mean-of-3", "rounds"] = "retrained"
+    max_rounds: int = 30  # at most; with until = "rounds", exactly
+
+
+@dataclass(frozen=True)
+class EngineRecipe:
+    """How it is computed; it never changes what."""
+
+    name: str = "sequential"
+    threads: int = 0  # 0: torch's own choice
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One setting, one or more requests, one method."""
+
+    title: str = ""
+    seed: int = 0
+    data: DataRecipe = DataRecipe()
+    model: ModelRecipe = ModelRecipe()
+    train: TrainRecipe = TrainRecipe()
+    request: tuple[EventRecipe, ...] = (EventRecipe(clients=(0,)),)
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedquit"})
+    recover: RecoverRecipe = RecoverRecipe()
+    retrain: bool = True  # train the gold standard too, for comparison
+    engine: EngineRecipe = EngineRecipe()
+
+    def __post_init__(self) -> None:
+        self.build_method()
+        _check(self.train.rounds >= 1, "train.rounds must be at least 1")
+        _check(self.train.batch_size >= 1, "train.batch_size must be at least 1")
+        _check(self.train.lr > 0, "train.lr must be above 0")
+        _check(self.train.epochs > 0, "train.epochs must be above 0")
+        _check(self.data.clients >= 2, "data.clients must be at least 2")
+        _check(0 <= self.data.holdout < 1, "data.holdout must be at least 0 and below 1")
+        _check(0 <= self.data.public < 1, "data.public must be at least 0 and below 1")
+        _check(self.recover.max_rounds >= 0, "recover.max_rounds must be at least 0")
+        _check(len(self.request) > 0, "a recipe needs at least one [[request]]")
+        _check(
+            self.retrain or self.recover.until == "rounds",
+            'recovery until Retrain\'s accuracy needs a Retrain; set recover.until = "rounds" or retrain = true',
+        )
+        for event in self.request:
+            _check(0 <= event.samples < 1, "request.samples must be at least 0 and below 1 (0: the whole client)")
+
+    @property
+    def method_name(self) -> str:
+        """As in the table."""
+        return str(self.method.get("name", "fedquit"))
+
+    def build_method(self) -> Method:
+        """The method with its hyper-parameters: the keys of [method] are its fields."""
+        from fedquit.methods import METHODS
+
+        name = self.method_name
+        found = imported(name, "method") if ":" in name else lookup(METHODS, name, "method")
+        if not (isinstance(found, type) and issubclass(found, Method)):
+            raise UnknownNameError(f"{name!r} is not a method: it must be a class derived from fedquit.method.Method.")
+        return build(found, {k: v for k, v in self.method.items() if k != "name"}, "method")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON; `build(Recipe, …)` reads it back."""
+        return dataclasses.asdict(self)
+
+
+def _check(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise InputError(f"{sentence}: correct the recipe.")
+
+
+def packaged() -> list[str]:
+    """The names of the recipes that come with the package."""
+    folder = resources.files("fedquit") / "recipes"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load(where: str, settings: Sequence[str] = ()) -> Recipe:
+    """Read a recipe from a file, or by the name of one that comes with the package; `settings` are key=value."""
+    content = _read(where)
+    base = content.pop("extends", None)
+    if base is not None:
+        beside = Path(where).parent / str(base)
+        below = _read(str(beside) if beside.suffix == ".toml" else str(base))
+        if "extends" in below:
+            raise InputError(f"{where} extends {base}, which extends another: only one level is allowed.")
+        content = _merged(below, content)
+    for setting in settings:
+        _set(content, setting)
+    return build(Recipe, content, "recipe")
+
+
+def _read(where: str) -> dict[str, Any]:
+    path = Path(where)
+    if path.suffix != ".toml":
+        if where not in packaged():
+            raise unknown("recipe", where, packaged())
+        text = (resources.files("fedquit") / "recipes" / f"{where}.toml").read_text()
+    else:
+        try:
+            text = path.read_text()
+        except OSError as error:
+            raise InputError(f"cannot read the recipe {path} ({error.strerror}): check the path.") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the recipe {path} is not valid TOML: {error}.") from error
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    out = dict(below)
+    for key, value in above.items():
+        out[key] = _merged(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
+    return out
+
+
+def _set(content: dict[str, Any], setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    if not equals:
+        raise InputError(f"--set {setting!r} has no value: write key=value, for example method.lr=3e-4.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *folders, last = key.strip().split(".")
+    at: Any = content
+    for folder in folders:
+        if isinstance(at, list):  # request.0.clients=[1]
+            at = _entry(at, folder, key)
+            continue
+        at = at.setdefault(folder, {})
+        if not isinstance(at, dict | list):
+            raise InputError(f"--set {setting!r}: {folder!r} is a value, not a section.")
+    if isinstance(at, list):
+        raise InputError(f"--set {setting!r}: say which entry, for example {folders[0]}.0.{last}.")
+    at[last] = value
+
+
+def _entry(entries: list[Any], index: str, key: str) -> Any:  # noqa: ANN401 - TOML is anything
+    if not index.isdigit() or int(index) >= len(entries):
+        raise InputError(f"--set {key}: there is no entry {index!r}; count from 0 to {len(entries) - 1}.")
+    return entries[int(index)]
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """A dataclass from plain values: unknown keys and wrong types are errors that say where."""
+    hints = get_type_hints(cls)
+    known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise unknown(f"key in {where}", key, known)
+    return cls(**{key: _converted(value, hints[key], f"{where}.{key}") for key, value in values.items()})
+
+
+def _converted(value: Any, hint: Any, where: str) -> Any:  # noqa: ANN401 - by nature
+    origin = get_origin(hint)
+    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
+        return build(hint, value, where)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_converted(v, get_args(hint)[0], where) for v in value)
+    if origin in (Union, types.UnionType):
+        return value
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise unknown(f"value of {where}", str(value), [str(a) for a in get_args(hint)])
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    expected = origin or hint
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        name = getattr(hint, "__name__", str(hint))
+        raise InputError(f"{where} is {value!r}, but must be of type {name}: correct the recipe.")
+    return value

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Driving a method: where it stands, who is present, and what is on disk before the next step is taken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from fedquit.core import SERVER, ClientId, Model, Params, Reply, Sent, Split, State, Task
+from fedquit.engine import Address, Ask, Engine
+from fedquit.errors import RequestError
+from fedquit.params import require_finite, require_same_shapes
+from fedquit.store import DiskMemory, Journal, StateFile
+
+Event = dict[str, object]
+
+
+def _ignore(_event: Event) -> None:
+    """Where nobody wants to know."""
+
+
+@dataclass
+class Session:
+    """A federation at a place in a run: it numbers the questions, knows who is present, and checks what comes back."""
+
+    engine: Engine
+    run_seed: int
+    present: tuple[ClientId, ...]
+    journal: Journal | None = None  # keeps the replies of the round at hand, where a client may be gone tomorrow
+    memories: Sequence[DiskMemory] = ()
+    log: Callable[[Event], None] = _ignore
+    address: Address = field(default=Address(0, ""), init=False)
+
+    @property
+    def model(self) -> Model:
+        """The network that everybody trains."""
+        return self.engine.model
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        """Who can be asked now."""
+        return self.present
+
+    @property
+    def seed(self) -> int:
+        """For what the server itself draws at this place."""
+        return self.address.seed_for("server")
+
+    def enter(self, phase: str, round: int) -> None:
+        """Begin a round."""
+        self.address = Address(self.run_seed, phase, round)
+        self._move_memories(self.address)
+        for memory in self.memories:
+            memory.settle()
+
+    def _move_memories(self, address: Address) -> None:
+        for memory in self.memories:
+            memory.move(address.round * 1_000 + address.question)
+
+    def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
+        """Ask these clients; their replies stream in the order of `clients`."""
+        for client in clients:
+            if client not in self.present:
+                raise RequestError(
+                    f"client {client} cannot be asked in phase {self.address.phase!r}: it is not in the federation, or "
+                    "it has been forgotten; a forgotten client must be enrolled anew."
+                )
+        return self._replies(self._ask(task, clients, split, sent))
+
+    def run_at_server(self, task: Task, **sent: Params) -> Params:
+        """Do a task on the server's own public data."""
+        ask = self._ask(task, [SERVER], "all", sent)
+        (reply,) = self.engine.run(ask)
+        return _checked(reply, ask).params
+
+    def _ask(self, task: Task, clients: Sequence[ClientId], split: Split, sent: Sent) -> Ask:
+        ask = Ask(task, tuple(clients), split, sent, self.address)
+        self.address = replace(self.address, question=self.address.question + 1)
+        return ask
+
+    def _replies(self, ask: Ask) -> Iterator[Reply]:
+        place = f"round{ask.address.round}-question{ask.address.question}"
+        stored = {c: reply for c in ask.clients if self.journal and (reply := self.journal.get(place, c))}
+        fresh = self.engine.run(replace(ask, clients=tuple(c for c in ask.clients if c not in stored)))
+        for client in ask.clients:
+            if client in stored:
+                yield stored[client]
+                continue
+            self._move_memories(ask.address)
+            reply = _checked(next(fresh), ask)
+            if self.journal:
+                self.journal.put(place, reply)
+            self.log(_event(ask, reply))
+            yield reply
+
+
+def _checked(reply: Reply, ask: Ask) -> Reply:
+    whose = f"the reply of client {reply.client} in round {ask.address.round + 1} of phase {ask.address.phase!r}"
+    require_finite(reply.params, whose)
+    start = ask.sent.get("start", {})
+    common = reply.params.keys() & start.keys()
+    require_same_shapes({n: reply.params[n] for n in common}, {n: start[n] for n in common}, whose)
+    return reply
+
+
+def _event(ask: Ask, reply: Reply) -> Event:
+    place = ask.address
+    event = {"event": "reply", "phase": place.phase, "round": place.round, "question": place.question}
+    return event | {
+        "client": reply.client,
+        "task": type(ask.task).__name__,
+        "split": ask.split,
+        "examples": reply.examples,
+    }
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A state that is safe on disk, and the seconds of work behind it."""
+
+    state: State
+    seconds: float
+
+
+def advance(
+    session: Session,
+    phase: str,
+    start: State,
+    step: Callable[[State], State],
+    file: StateFile,
+    rounds: int | None = None,
+) -> Iterator[Progress]:
+    """Drive a phase: first where it stands (from disk, or `start`), then each further round once it is on disk."""
+    state, seconds = file.load() or (start, 0.0)
+    yield Progress(state, seconds)
+    while rounds is None or state.round < rounds:
+        session.enter(phase, state.round)
+        began = time.perf_counter()
+        state = step(state)
+        seconds += time.perf_counter() - began
+        file.save(state, seconds)
+        if session.journal:
+            session.journal.clear()
+        yield Progress(state, seconds)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run survives `kill -9` at any moment, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedquit.recipe import Recipe
+from killable import asked_twice, outcome
+from worlds import tiny
+
+HERE = Path(__file__).parent
+
+
+def environment() -> dict[str, str]:
+    paths = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def killed_everywhere(recipe: Recipe, where: Path) -> dict[str, Any]:
+    (where / "recipe.json").write_text(json.dumps(recipe.to_dict()))
+    command = [sys.executable, str(HERE / "killable.py"), str(where / "recipe.json"), str(where / "work")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def test_killed_at_every_write_a_three_round_method_goes_on_in_its_round(tmp_path: Path) -> None:
+    recipe = tiny(
+        method={"name": "seam_methods:Degrade"}, train={"rounds": 2}, recover={"max_rounds": 1}, retrain=False
+    )
+    report = killed_everywhere(recipe, tmp_path)
+    assert report["faults"] == []
+    states = [w for w in report["writes"] if w.endswith("unlearned.safetensors")]
+    replies = {w.split("/")[-1].split("-question")[0] for w in report["writes"] if "/journal/" in w}
+    assert len(states) == 3, "it was killed at the end of each of the three rounds"
+    assert replies == {"round0", "round1", "round2"}, "and within each of them"
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("seam_methods:SubtractAndDistil", {}),  # a watcher whose sum would count a round twice
+        ("seam_methods:SecondHead", {}),  # a client that builds on what it kept at home
+        ("fedquit", {"recover": {"until": "retrained-mean-of-3", "max_rounds": 2}, "retrain": True}),
+    ],
+)
+def test_killed_at_every_write_the_result_is_the_same(method: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    target = {"target": 1} if "Subtract" in method else {}
+    settings: dict[str, Any] = {"recover": {"max_rounds": 1}, "retrain": False, "train": {"rounds": 2}} | changes
+    report = killed_everywhere(tiny(method={"name": method, **target}, **settings), tmp_path)
+    assert report["faults"] == []
+    assert len(report["writes"]) > 8
+
+
+def test_killed_from_outside_the_same_command_goes_on(tmp_path: Path) -> None:
+    recipe = tmp_path / "slow.toml"
+    recipe.write_text(
+        """
+        [data]
+        name = "synthetic"
+        options = { examples = 600, size = 8 }
+        partition = "iid"
+        clients = 6
+        [train]
+        rounds = 12
+        batch_size = 4
+        [[request]]
+        clients = [0, 1, 2]
+        [method]
+        name = "fedquit"
+        order = "sequential"
+        epochs = 10
+        [recover]
+        until = "rounds"
+        max_rounds = 3
+        """
+    )
+
+    def start(out: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "fedquit", "run", str(recipe), "--out", str(tmp_path / out / "run")]
+        return subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    assert start("straight").wait() == 0
+    killed = tmp_path / "killed" / "run"
+    kills = 0
+    waited_for = [
+        killed.parent / "cache",
+        killed / "request-0" / "unlearned.safetensors",
+        killed / "request-0" / "recovered-0.safetensors",
+    ]
+    for sign in waited_for:
+        process = start("killed")
+        while process.poll() is None and not sign.exists():
+            time.sleep(0.01)
+        time.sleep(0.05)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert start("killed").wait() == 0
+    assert kills >= 2
+    assert outcome(killed) == outcome(tmp_path / "straight" / "run")
+    assert asked_twice(killed, "unlearn-0") == []

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam carries what the methods of this field need: each thing is shown by a small method, through a whole run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedquit.core import Local, Request, State
+from fedquit.data.federated import FederatedData
+from fedquit.engine import Address, run_client
+from fedquit.fedavg import Learn
+from fedquit.params import add, fingerprint, sub
+from fedquit.runner import Silent, World, open_world, run, train
+from fedquit.session import Session, advance
+from fedquit.store import Kept, StateFile
+from seam_methods import FromOwn, Imitate, LearnHead
+from worlds import tiny
+
+NAMES = ["Degrade", "SubtractAndDistil", "SecondHead", "HeadOnly", "ClimbFromOwn", "SecondOrder"]
+
+
+def served(world: World, where: Path, request: Request) -> tuple[Session, State, Any]:
+    """A session at the beginning of the unlearning phase."""
+    original = train(world, world.data, where / "cache", Silent(), "", request)
+    kept = Kept.open(where / "unlearning", original.kept)
+    data = world.data.mark(request)
+    session = Session(world.engine(data, kept.clients), world.recipe.seed, data.clients, memories=kept.own)
+    session.enter("unlearn-0", 0)
+    return session, original.state.fresh(), original.trained
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_run_works_with(name: str, tmp_path: Path) -> None:
+    results = run(tiny(method={"name": f"seam_methods:{name}"}), tmp_path / "a")
+    prints = {row["phase"]: row["fingerprint"] for row in results["rows"]}
+    assert prints["original"] != prints["unlearned"] != prints["recovered"]
+    again = run(tiny(method={"name": f"seam_methods:{name}"}), tmp_path / "elsewhere" / "b")
+    assert [r["fingerprint"] for r in again["rows"]] == [r["fingerprint"] for r in results["rows"]]
+
+
+def test_several_rounds_go_on_from_the_server_state_that_the_method_declared(tmp_path: Path) -> None:
+    world = open_world(tiny(method={"name": "seam_methods:Degrade"}))
+    request = Request((1,))
+    session, state, trained = served(world, tmp_path, request)
+
+    def driven(file: StateFile) -> list[State]:
+        rounds = advance(session, "u", state, lambda s: world.method.unlearn(session, s, trained, request), file, 3)
+        return [p.state for p in rounds]
+
+    straight = driven(StateFile(tmp_path / "straight"))
+    assert [s.round for s in straight] == [0, 1, 2, 3]
+    stopped = StateFile(tmp_path / "stopped")
+    stopped.save(straight[2], 0.0)
+    resumed = driven(stopped)
+    assert [s.round for s in resumed] == [2, 3]
+    assert fingerprint(resumed[-1].params) == fingerprint(straight[-1].params)
+    assert fingerprint(dict(resumed[-1].kept["degraded"])) == fingerprint(dict(straight[-1].kept["degraded"]))
+
+
+def test_a_watcher_keeps_exactly_the_target_s_updates(tmp_path: Path) -> None:
+    world = open_world(tiny(method={"name": "seam_methods:SubtractAndDistil", "target": 1}))
+    request = Request((1,))
+    _, _, trained = served(world, tmp_path, request)
+    w, total = world.initial, None
+    for clock in range(3):
+        place, replies = Address(0, "train", clock), []
+        for c in world.data.clients:
+            mine = world.data.view(c, "all")
+            task = world.training.task_at(clock)
+            x, y = world.data.x[mine], world.data.y[mine]
+            params, _ = run_client(world.model, task, x, y, {"start": w}, place.seed_for(c))
+            replies.append((params, len(mine)))
+        update = sub(replies[1][0], w)
+        total = update if total is None else add(total, update)
+        n = sum(size for _, size in replies)
+        w = {k: sum(p[k] * size for p, size in replies) / n for k in w}  # type: ignore[misc]
+    assert total is not None
+    for name, tensor in trained.memory["sum"].items():
+        torch.testing.assert_close(tensor, total[name], rtol=0, atol=1e-14)
+
+
+def test_the_server_trains_on_its_public_data_and_nothing_else(tmp_path: Path) -> None:
+    world = open_world(tiny(method={"name": "seam_methods:SubtractAndDistil"}))
+    session, state, _ = served(world, tmp_path, Request((1,)))
+    task = Imitate()
+    found = session.run_at_server(task, start=world.initial, teacher=state.params)
+    x, y = world.data.x[world.data.public], world.data.y[world.data.public]
+    sent = {"start": world.initial, "teacher": state.params}
+    expected, _ = run_client(world.model, task, x, y, sent, Address(0, "unlearn-0", 0, 0).seed_for(-1))
+    assert fingerprint(found) == fingerprint(expected)
+    assert len(x) == 24
+    assert not set(world.data.public.tolist()) & set(world.data.pooled("all").tolist())
+
+
+def test_a_replaced_task_changes_the_training_of_that_client_alone(tmp_path: Path) -> None:
+    plain = open_world(tiny(train={"rounds": 1}))
+    changed = open_world(tiny(train={"rounds": 1}, method={"name": "seam_methods:SecondHead"}))
+    a = train(plain, plain.data, tmp_path, Silent(), "", Request((1,)))
+    b = train(changed, changed.data, tmp_path, Silent(), "", Request((1,)))
+    assert fingerprint(a.state.params) != fingerprint(b.state.params)
+    assert list(b.kept.clients) == ["1/second"]
+    assert set(b.state.params) == set(a.state.params), "the second head never reaches the server"
+    alone = {c: t for c, t in changed.data.train.items() if c != 1}
+    without = FederatedData(changed.data.dataset, alone, public=changed.data.public)
+    c = train(plain, without, tmp_path, Silent(), "", None)
+    d = train(changed, without, tmp_path, Silent(), "", Request((1,)))
+    assert fingerprint(c.state.params) == fingerprint(d.state.params)
+
+
+def test_a_reply_may_hold_a_part_of_the_parameters(tmp_path: Path) -> None:
+    world = open_world(tiny(method={"name": "seam_methods:HeadOnly"}))
+    session, state, trained = served(world, tmp_path, Request((1,)))
+    (reply,) = session.run(LearnHead(), [1], split="forget", start=state.params)
+    assert set(reply.params) == {"head.weight", "head.bias"}
+    unlearned = world.method.unlearn(session, state, trained, Request((1,)))
+    assert torch.equal(unlearned.params["body.weight"], state.params["body.weight"])
+    assert not torch.equal(unlearned.params["head.weight"], state.params["head.weight"])
+
+
+def test_a_client_finds_at_home_what_it_kept_in_the_last_round(tmp_path: Path) -> None:
+    world = open_world(tiny(method={"name": "seam_methods:ClimbFromOwn"}))
+    request = Request((1,))
+    session, state, trained = served(world, tmp_path, request)
+    own = session.engine.homes["1/own"]  # type: ignore[attr-defined]
+    shorter = open_world(tiny(train={"rounds": 2}, method={"name": "seam_methods:ClimbFromOwn"}))
+    before = train(shorter, world.data, tmp_path, Silent(), "", request)
+    mine = world.data.view(1, "all")
+    expected, _ = run_client(
+        world.model,
+        world.training.task_at(2),
+        world.data.x[mine],
+        world.data.y[mine],
+        {"start": before.state.params},
+        Address(0, "train", 2).seed_for(1),
+    )
+    assert fingerprint(own) == fingerprint(expected), "its own model of the last round of training"
+    unlearned = world.method.unlearn(session, state, trained, request)
+    centre = FromOwn().begin({"start": state.params, "own": own})
+    distance = torch.stack([(unlearned.params[n] - centre[n]).square().sum() for n in centre]).sum().sqrt()
+    torch.testing.assert_close(distance, torch.tensor(0.1, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_second_derivatives_reach_the_optimizer(tmp_path: Path) -> None:
+    first = run(tiny(method={"name": "seam_methods:SecondOrder"}), tmp_path / "a")
+    rows = {r["phase"]: r for r in first["rows"]}
+    world = open_world(tiny(method={"name": "seam_methods:SecondOrder"}))
+    mine = world.data.view(0, "all")
+    x, y = world.data.x[mine], world.data.y[mine]
+    tasks = [Learn(Local(optimizer=name, lr=0.05)) for name in ("adamw", "adahessian")]
+    first_order, second_order = (run_client(world.model, t, x, y, {"start": world.initial}, 0)[0] for t in tasks)
+    assert fingerprint(first_order) != fingerprint(second_order)
+    assert rows["unlearned"]["rounds"] == 2
+    assert rows["unlearned"]["retain_acc"] > 40, "two rounds from scratch learn something"
+
+
+def test_watchers_are_part_of_the_cache_s_key(tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "a")
+    before = set((tmp_path / "cache").iterdir())
+    run(tiny(method={"name": "natural"}), tmp_path / "b")
+    assert set((tmp_path / "cache").iterdir()) == before, "a second method trains neither Original nor Retrain again"
+    run(tiny(method={"name": "seam_methods:SubtractAndDistil", "target": 1}), tmp_path / "c")
+    watched = set((tmp_path / "cache").iterdir()) - before
+    assert len(watched) == 1, "its watcher asks for an Original of its own, and takes Retrain from the cache"
+
+
+def test_the_log_tells_who_was_asked_for_what(tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "a")
+    events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
+    unlearning = [e for e in events if e["phase"] == "unlearn-0"]
+    assert [(e["client"], e["split"], e["task"]) for e in unlearning] == [(1, "forget", "Distill")]
+    assert {e["client"] for e in events if e["phase"] == "recover-0"} == {0, 2, 3}
