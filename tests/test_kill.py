@@ -36,9 +36,8 @@ def killed_everywhere(recipe: Recipe, where: Path) -> dict[str, Any]:
 
 
 def test_killed_at_every_write_a_three_round_method_goes_on_in_its_round(tmp_path: Path) -> None:
-    recipe = tiny(
-        method={"name": "seam_methods:Degrade"}, train={"rounds": 2}, recover={"max_rounds": 1}, retrain=False
-    )
+    shape: dict[str, Any] = {"train": {"rounds": 2}, "recover": {"max_rounds": 1}, "retrain": False}
+    recipe = tiny(method={"name": "seam_methods:Degrade"}, **shape)
     report = killed_everywhere(recipe, tmp_path)
     assert report["faults"] == []
     states = [w for w in report["writes"] if w.endswith("unlearned.safetensors")]

@@ -9,6 +9,7 @@ state is all that a method carries from round to round, a run that was killed go
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor
 
-from fedquit.errors import RequestError
+from fedquit.errors import InputError, RequestError
 
 Params = dict[str, Tensor]  # flat, by parameter name; never changed in place
 Sent = Mapping[str, Params]  # named sets of parameters that a client works with: "start", "degraded", …
@@ -57,6 +58,14 @@ class Local:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0  # largest norm of the whole gradient; 0 means none
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epochs) and self.epochs >= 0):
+            raise InputError(f"epochs is {self.epochs}: give a number from 0 on.")
+        if self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size}: give a whole number from 1 on.")
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise InputError(f"lr is {self.lr}: give a finite number above 0.")
 
 
 @dataclass(frozen=True)

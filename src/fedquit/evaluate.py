@@ -60,10 +60,10 @@ class Evaluation:
         """On everything that is not forgotten."""
         return self._at(params, self.data.pooled("retain"))
 
-    def retain_loss(self, params: Params) -> float:
-        """The mean loss on everything that is not forgotten: its rise through unlearning is the price of forgetting."""
-        found = self.retain(params)
-        return found.loss if found else float("nan")
+    def price_of_forgetting(self, before: Params, after: Params) -> float | None:
+        """The rise of the mean loss on everything that is not forgotten."""
+        losses = [found.loss for params in (before, after) if (found := self.retain(params))]
+        return losses[1] - losses[0] if losses else None
 
     def forget(self, params: Params) -> Score | None:
         """On the marked data."""

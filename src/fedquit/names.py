@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from fedquit.errors import UnknownNameError
@@ -28,12 +29,22 @@ def lookup(table: Mapping[str, T], name: str, what: str) -> T:
     return table[name]
 
 
+def refuse_unknown_options(what: str, make: Callable[..., object], options: Iterable[str], *, skip: int = 0) -> None:
+    """Refuse options that a function does not take, leaving out its first `skip` parameters."""
+    known = list(inspect.signature(make).parameters.values())[skip:]
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known):
+        return
+    for option in options:
+        if option not in {p.name for p in known}:
+            raise unknown(f"option of {what}", option, [p.name for p in known])
+
+
 def imported(path: str, what: str) -> object:
     """The object behind `package.module:attribute`."""
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:
         raise UnknownNameError(
             f"{what} {path!r} cannot be imported ({error}): install the package or add its folder to PYTHONPATH."
         ) from error

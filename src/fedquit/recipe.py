@@ -250,7 +250,8 @@ def _converted(value: Any, hint: Any, where: str) -> Any:  # noqa: ANN401 - by n
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_converted(v, get_args(hint)[0], where) for v in value)
     if origin in (Union, types.UnionType):
-        return value
+        (hint,) = (a for a in get_args(hint) if a is not types.NoneType)
+        return None if value is None else _converted(value, hint, where)
     if origin is Literal:
         if value not in get_args(hint):
             raise unknown(f"value of {where}", str(value), [str(a) for a in get_args(hint)])

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from fedquit import __version__
-from fedquit.core import Memory, Model, Params, Request, State, Trained, Training
+from fedquit.core import ClientId, Memory, Model, Params, Request, State, Trained, Training
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import FederatedData
 from fedquit.data.samples import choose_samples
@@ -209,6 +209,7 @@ class _Serving:
         self.world, self.out, self.cache, self.reporter = world, out, cache, reporter
         self.recipe = world.recipe
         self.data, self.membership = world.data, Membership(world.data.clients)
+        self.before_leaving: dict[ClientId, FederatedData] = {}
 
     def rows(self) -> Iterator[Row]:
         """One row for each phase of each request."""
@@ -253,14 +254,13 @@ class _Serving:
 
     def _forget(self, number: int, event: EventRecipe, request: Request) -> Iterator[Row]:
         world, method, folder = self.world, self.world.method, self.out / f"request-{number}"
-        samples = None
+        method_name, samples = self.recipe.method_name, None
         if request.samples:
             samples = choose_samples(self.data, event.clients, event.samples, event.choose, self.recipe.seed)
         data = self.data.mark(request, samples)
         who = Evaluation(world.model, data, request)
         row = _RowMaker(who, self.recipe, number, request)
         yield row("original", "original", self.state, self.trained.training.rounds, self.seconds)
-        original_loss = who.retain_loss(self.state.params)
 
         target = math.inf
         if self.recipe.retrain:
@@ -284,21 +284,21 @@ class _Serving:
                 rounds,
             ),
             self.reporter,
-            f"Unlearning: {self.recipe.method_name}",
+            f"Unlearning: {method_name}",
             rounds,
         )
-        price = who.retain_loss(unlearned.state.params) - original_loss
-        yield row(self.recipe.method_name, "unlearned", unlearned.state, unlearned.state.round, unlearned.seconds) | {
-            "price_of_forgetting": price
-        }
+        price = who.price_of_forgetting(self.state.params, unlearned.state.params)
+        unlearned_row = row(method_name, "unlearned", unlearned.state, unlearned.state.round, unlearned.seconds)
+        yield unlearned_row | {"price_of_forgetting": price}
 
         self.membership = self.membership.serve(request)
         runs = self._recover(number, data, request, unlearned.state.fresh(), who, target)
-        rows = [row(self.recipe.method_name, "recovered", r.state, r.state.round, r.seconds) for r in runs]
+        rows = [row(method_name, "recovered", r.state, r.state.round, r.seconds) for r in runs]
         yield _mean_row(rows) | {"curve": _mean_curve([r.curve for r in runs])}
 
         self.state = dataclasses.replace(runs[0].state, kept={})
         self.seconds, self.kept = runs[0].seconds, runs[0].kept
+        self.before_leaving |= dict.fromkeys(request.clients, self.data)
         self.data = data.after(request)
         self.trained = dataclasses.replace(self.trained, params=self.state.params)
 
@@ -342,7 +342,8 @@ class _Serving:
     def _join(self, number: int, event: EventRecipe) -> Row:
         """Clients join, or are enrolled anew, and training goes on with them."""
         self.membership = self.membership.join(event.clients, anew=event.anew)
-        self.data = self.data.join(event.clients, self.world.data)
+        for client in event.clients:  # with what it had when it left: samples forgotten before stay forgotten
+            self.data = self.data.join(client, self.before_leaving[client])
         folder, training = self.out / f"request-{number}", self.trained.training
         self.kept = Kept.open(folder / "joining", self.kept)
         session = self._session(self.data, self.kept)

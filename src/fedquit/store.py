@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
+import secrets
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -34,15 +34,15 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Write a file whole or not at all; what was there before stays until the new content is safe on the disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:80]}.")
+        beside = path.with_name(f".{path.name[:80]}.{secrets.token_hex(8)}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with beside.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(name).replace(path)
+            beside.replace(path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
             raise
         _flush_folder(path.parent)
     except OSError as error:

@@ -8,7 +8,7 @@ request marks some of the training data as *forget*; the rest is *retain*. Once 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -93,7 +93,9 @@ class FederatedData:
         request.check(self.clients)
         if request.samples != (samples is not None):
             raise RequestError("a request for samples must say which; a request for whole clients must not.")
-        marked = {c: self.train[c] if samples is None else samples[c] for c in request.clients}
+        if samples is not None and samples.keys() != set(request.clients):
+            raise RequestError(f"the request is of clients {list(request.clients)}: give samples of exactly these.")
+        marked = {c: self.train[c] if samples is None else samples[c].unique() for c in request.clients}
         for client, positions in marked.items():
             if len(positions) == 0:
                 raise RequestError(f"the forget set of client {client} is empty: there is nothing to forget.")
@@ -106,10 +108,10 @@ class FederatedData:
         left = {c: self.view(c, "retain") for c in request.stay(self.clients)}
         return replace(self, train=left, forget={}, holdout={c: h for c, h in self.holdout.items() if c in left})
 
-    def join(self, clients: Sequence[ClientId], dealt: FederatedData) -> FederatedData:
-        """With these clients in (again), with the data that they were first dealt."""
-        train = {**self.train, **{c: dealt.train[c] for c in clients}}
-        holdout = {**self.holdout, **{c: h for c in clients if (h := dealt.holdout.get(c)) is not None}}
+    def join(self, client: ClientId, before: FederatedData) -> FederatedData:
+        """With a client in (again), with the data that it had before."""
+        train = {**self.train, client: before.train[client]}
+        holdout = {**self.holdout, client: before.holdout.get(client, NOTHING)}
         return replace(self, train=dict(sorted(train.items())), holdout=holdout)
 
     def fingerprint(self) -> str:

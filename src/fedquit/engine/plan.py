@@ -43,11 +43,15 @@ class Plan:
 
 
 def make_plan(examples: int, local: Local, seed: int, label_shape: Sequence[int] = ()) -> Plan:
-    """Shuffle anew for every epoch; the last batch of an epoch may be smaller; half an epoch takes half the batches."""
+    """Shuffle anew for every epoch; the last batch of an epoch may be smaller; half an epoch takes half the batches.
+
+    A client with any data takes at least one step, unless it is asked for 0 epochs.
+    """
     generator = torch.Generator().manual_seed(seed)
     per_epoch = math.ceil(examples / local.batch_size)
     orders = [torch.randperm(examples, generator=generator) for _ in range(math.ceil(local.epochs))]
     steps = [step for order in orders for step in order.split(local.batch_size)] if examples else []
-    steps = steps[: int(local.epochs * per_epoch)]
+    if local.epochs > 0:
+        steps = steps[: max(1, math.floor(local.epochs * per_epoch + 1e-9))]  # 0.29 of 100 batches are 29
     noise = tuple(torch.rand((len(s), *label_shape), generator=generator) for s in steps)
     return Plan(tuple(steps), noise, int(torch.randint(2**62, (), generator=generator)))

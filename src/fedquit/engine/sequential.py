@@ -44,11 +44,11 @@ def run_client(model: Model, task: Task, x: Tensor, y: Tensor, sent: Sent, seed:
     optimizer = lookup(OPTIMIZERS, task.local.optimizer, "optimizer")
     plan = make_plan(len(y), task.local, seed, y.shape[1:])
     probe = torch.Generator().manual_seed(plan.curvature_seed)
-    params = {n: p.detach() for n, p in task.begin(sent).items()}
+    params = task.begin(sent)
     slots = {s: {n: torch.zeros_like(p) for n, p in params.items()} for s in optimizer.slots}
     losses = []
     for t, (positions, noise) in enumerate(zip(plan.steps, plan.noise, strict=True), start=1):
-        leaves = {n: p.requires_grad_() for n, p in params.items()}
+        leaves = {n: p.detach().requires_grad_() for n, p in params.items()}  # a hook may have returned `sent`
         loss = task.loss(model, leaves, sent, Batch(x[positions], y[positions], noise.to(x.device))).mean()
         gradient = _gradient(loss, leaves, create_graph=optimizer.wants_curvature)
         curvature = _hessian_diagonal(gradient, leaves, probe) if optimizer.wants_curvature else None

@@ -48,7 +48,7 @@ class FedQUIT(Method):
     epochs: float = 1.0
     batch_size: int = 32
     optimizer: str = "adam"
-    weight_decay: float = 0.0
+    weight_decay: float | None = None  # None: 0.004 for adamw, as in the authors' transformer runs, and 0 otherwise
     teacher: str = "min"
     loss: str = "kl"
     v: float = 0.0  # teacher "fixed"
@@ -63,7 +63,8 @@ class FedQUIT(Method):
     @property
     def distill(self) -> Distill:
         """The leaving client's task."""
-        local = Local(self.epochs, self.batch_size, self.optimizer, self.lr, weight_decay=self.weight_decay)
+        decay = self.weight_decay if self.weight_decay is not None else 0.004 * (self.optimizer == "adamw")
+        local = Local(self.epochs, self.batch_size, self.optimizer, self.lr, weight_decay=decay)
         return Distill(local, self.teacher, self.loss, self.v, self.tau, self.k)
 
     def _turns(self, request: Request) -> list[list[ClientId]]:

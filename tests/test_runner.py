@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedquit import unlearn
+from fedquit.core import Request
+from fedquit.engine import Address, run_client
+from fedquit.errors import FedquitError, NonFiniteError, RequestError, StoreError
+from fedquit.fedavg import cross_entropy
+from fedquit.methods.fedquit import FedQUIT
+from fedquit.params import fingerprint, mix
+from fedquit.recipe import Recipe
+from fedquit.runner import Silent, open_world, run, train
+from fedquit.store import StateFile
+from worlds import tiny
+
+
+def phases(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["phase"]: row for row in results["rows"]}
+
+
+def state_of(out: Path, name: str, request: int = 0) -> dict[str, torch.Tensor]:
+    loaded = StateFile(out / f"request-{request}" / f"{name}.safetensors").load()
+    assert loaded is not None
+    return loaded[0].params
+
+
+def test_results_have_the_fields_that_were_promised(tmp_path: Path) -> None:
+    results = run(tiny(), tmp_path / "a")
+    on_disk = json.loads((tmp_path / "a" / "results.json").read_text())
+    assert on_disk == json.loads(json.dumps(results))
+    assert on_disk["schema"] == 1
+    assert set(on_disk) == {"schema", "recipe", "versions", "rows"}
+    assert on_disk["versions"]["torch"] == torch.__version__
+    assert [r["phase"] for r in on_disk["rows"]] == ["original", "retrained", "unlearned", "recovered"]
+    promised = {"method", "phase", "clients", "seed", "rounds", "seconds", "test_acc", "retain_acc", "forget_acc"}
+    for row in on_disk["rows"]:
+        assert promised <= set(row)
+        assert row["clients"] == [1]
+        assert all(0 <= row[k] <= 100 for k in ("test_acc", "retain_acc", "forget_acc"))
+    assert [r["rounds"] for r in on_disk["rows"]] == [3, 3, 1, 2]
+    assert [r["method"] for r in on_disk["rows"]] == ["original", "retrain", "fedquit", "fedquit"]
+
+
+def test_the_price_of_forgetting_is_the_rise_of_the_retained_clients_loss(tmp_path: Path) -> None:
+    rows = phases(run(tiny(), tmp_path / "a"))
+    world = open_world(tiny())
+    kept = torch.cat([world.data.train[c] for c in (0, 2, 3)])
+    original = train(world, world.data, tmp_path / "cache", Silent(), "").state.params
+    losses = [
+        float(cross_entropy(world.model(p, world.data.x[kept]), world.data.y[kept]).mean())
+        for p in (original, state_of(tmp_path / "a", "unlearned"))
+    ]
+    assert rows["unlearned"]["price_of_forgetting"] == pytest.approx(losses[1] - losses[0], abs=1e-12)
+
+
+def test_the_unlearning_round_is_algorithm_1_on_the_client_s_own_data(tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "a")
+    world = open_world(tiny())
+    original = train(world, world.data, tmp_path / "cache", Silent(), "").state.params
+    mine = world.data.train[1]
+    seed = Address(0, "unlearn-0", 0, 0).seed_for(1)
+    by_engine = state_of(tmp_path / "a", "unlearned")
+
+    module = world.model.build().double()  # type: ignore[attr-defined]
+    module.load_state_dict(original)
+    by_hand = unlearn(module, (world.data.x[mine], world.data.y[mine]), lr=1e-2, seed=seed)
+    for name, parameter in by_hand.named_parameters():
+        torch.testing.assert_close(by_engine[name], parameter.detach(), rtol=0, atol=1e-12)
+
+
+def test_several_clients_are_averaged_by_the_sizes_of_their_forget_sets(tmp_path: Path) -> None:
+    both = {"request": [{"clients": [1, 2], "samples": 0.5}], "data": {"partition": "lda", "alpha": 1.0}}
+    run(tiny(**both), tmp_path / "a")
+    world = open_world(tiny(**both))
+    events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
+    sizes = [e["examples"] for e in events if e["phase"] == "unlearn-0"]
+    assert sizes[0] != sizes[1]
+    original = train(world, world.data, tmp_path / "cache", Silent(), "").state.params
+    from fedquit.data.samples import choose_samples
+
+    chosen = choose_samples(world.data, (1, 2), 0.5, "random", 0)
+    snapshots = []
+    for c in (1, 2):
+        x, y = world.data.x[chosen[c]], world.data.y[chosen[c]]
+        seed = Address(0, "unlearn-0", 0, 0).seed_for(c)
+        snapshots.append(run_client(world.model, FedQUIT(lr=1e-2).distill, x, y, {"start": original}, seed)[0])
+    expected = mix(snapshots[0], snapshots[1], sizes[0] / sum(sizes))
+    for name, tensor in state_of(tmp_path / "a", "unlearned").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12)
+
+
+def test_in_sequence_each_client_starts_from_the_last_one_s_snapshot(tmp_path: Path) -> None:
+    request = [{"clients": [2, 0]}]
+    results = run(tiny(request=request, method={"name": "fedquit", "lr": 1e-2, "order": "sequential"}), tmp_path / "a")
+    assert phases(results)["unlearned"]["rounds"] == 2
+    world = open_world(tiny())
+    w = train(world, world.data, tmp_path / "cache", Silent(), "").state.params
+    for turn, c in enumerate((2, 0)):
+        x, y = world.data.x[world.data.train[c]], world.data.y[world.data.train[c]]
+        seed = Address(0, "unlearn-0", turn, 0).seed_for(c)
+        w = run_client(world.model, FedQUIT(lr=1e-2).distill, x, y, {"start": w}, seed)[0]
+    for name, tensor in state_of(tmp_path / "a", "unlearned").items():
+        torch.testing.assert_close(tensor, w[name], rtol=0, atol=1e-12)
+
+
+def test_one_client_in_parallel_is_one_client_in_sequence(tmp_path: Path) -> None:
+    prints = [
+        phases(run(tiny(method={"name": "fedquit", "order": order}), tmp_path / order))["recovered"]["fingerprint"]
+        for order in ("parallel", "sequential")
+    ]
+    assert prints[0] == prints[1]
+
+
+def test_after_a_sample_request_the_client_stays_with_the_rest(tmp_path: Path) -> None:
+    results = run(tiny(request=[{"clients": [1], "samples": 0.5}]), tmp_path / "a")
+    assert all(row["samples"] for row in results["rows"])
+    events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
+    whole = len(open_world(tiny()).data.train[1])
+    sizes = {e["phase"]: e["examples"] for e in events if e["client"] == 1}
+    assert sizes["unlearn-0"] == round(whole / 2)
+    assert sizes["recover-0"] == whole - round(whole / 2)
+
+
+def test_a_second_request_finds_the_recovered_model_and_forgets_both(tmp_path: Path) -> None:
+    results = run(tiny(request=[{"clients": [1]}, {"clients": [3]}]), tmp_path / "a")
+    first = {r["phase"]: r for r in results["rows"] if r["request"] == 0}
+    second = {r["phase"]: r for r in results["rows"] if r["request"] == 1}
+    assert second["original"]["fingerprint"] == first["recovered"]["fingerprint"]
+    events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
+    assert {e["client"] for e in events if e["phase"] == "recover-1"} == {0, 2}
+    world = open_world(tiny())
+    data = world.data.mark(Request((1,))).after(Request((1,))).mark(Request((3,))).after(Request((3,)))
+    gold = train(world, data, tmp_path / "cache", Silent(), "")
+    assert second["retrained"]["fingerprint"] == fingerprint(gold.state.params)
+    loaded = StateFile(tmp_path / "a" / "request-1" / "recovered-0.safetensors").load()
+    assert loaded is not None
+    assert loaded[0].clock == 3 + 2 + 2, "the learning rate goes on falling"
+
+
+def test_a_forgotten_client_comes_back_only_if_enrolled_anew(tmp_path: Path) -> None:
+    back: list[dict[str, Any]] = [{"clients": [1]}, {"kind": "join", "clients": [1], "rounds": 2}]
+    with pytest.raises(RequestError, match="enrol it anew"):
+        run(tiny(request=back), tmp_path / "a")
+    assert not (tmp_path / "cache").exists(), "it is refused before any work begins"
+    back[1]["anew"] = True
+    results = run(tiny(request=back), tmp_path / "b")
+    assert results["rows"][-1]["phase"] == "joined"
+    events = [json.loads(line) for line in (tmp_path / "b" / "events.jsonl").read_text().splitlines()]
+    assert [e["client"] for e in events if e["phase"] == "join-1"] == [0, 1, 2, 3] * 2
+
+
+def test_recovery_takes_no_round_where_the_accuracy_is_there_already(tmp_path: Path) -> None:
+    easy = tiny(seed=2, method={"name": "natural"}, recover={"until": "retrained"}, train={"rounds": 20})
+    rows = phases(run(easy, tmp_path / "a"))
+    assert rows["unlearned"]["test_acc"] >= rows["retrained"]["test_acc"]
+    assert rows["recovered"]["rounds"] == 0
+    assert rows["recovered"]["fingerprint"] == rows["original"]["fingerprint"]
+
+
+def test_recovery_stops_at_the_first_round_that_reaches_retrain(tmp_path: Path) -> None:
+    broken = {"name": "fedquit", "lr": 0.3, "epochs": 3.0}
+    recipe = tiny(method=broken, recover={"until": "retrained", "max_rounds": 40}, data={"alpha": 1.0})
+    rows = phases(run(recipe, tmp_path / "a"))
+    target, curve = rows["retrained"]["test_acc"], rows["recovered"]["curve"]
+    assert [p["round"] for p in curve] == list(range(rows["recovered"]["rounds"] + 1))
+    assert len(curve) > 1
+    assert all(p["test_acc"] < target for p in curve[:-1])
+    assert curve[-1]["test_acc"] >= target
+    assert curve[-1]["test_acc"] == rows["recovered"]["test_acc"]
+
+
+def test_the_mean_of_three_recoveries_is_compared_where_the_paper_s_rule_is_chosen(tmp_path: Path) -> None:
+    broken = {"name": "fedquit", "lr": 0.3, "epochs": 3.0}
+    recipe = tiny(method=broken, recover={"until": "retrained-mean-of-3", "max_rounds": 40})
+    rows = phases(run(recipe, tmp_path / "a"))
+    curves = [json.loads((tmp_path / "a" / "request-0" / f"curve-{i}.json").read_text()) for i in range(3)]
+    assert len({json.dumps(c) for c in curves}) == 3, "the three differ in their random numbers"
+    means = [sum(p["test_acc"] for p in points) / 3 for points in zip(*curves, strict=True)]
+    target = rows["retrained"]["test_acc"]
+    assert all(m < target for m in means[:-1])
+    assert means[-1] >= target
+    assert rows["recovered"]["runs"] == 3
+    assert rows["recovered"]["test_acc"] == pytest.approx(means[-1])
+
+
+def test_original_retrain_and_natural_are_the_references(tmp_path: Path) -> None:
+    natural = phases(run(tiny(method={"name": "natural"}), tmp_path / "natural"))
+    assert natural["unlearned"]["rounds"] == 0
+    assert natural["unlearned"]["fingerprint"] == natural["original"]["fingerprint"]
+    assert natural["unlearned"]["price_of_forgetting"] == 0
+    retrain = phases(run(tiny(method={"name": "retrain"}), tmp_path / "retrain"))
+    assert retrain["unlearned"]["rounds"] == 3
+    world = open_world(tiny())
+    alone = world.data.mark(Request((1,))).after(Request((1,)))
+    w = world.initial
+    for clock in range(3):
+        parts = []
+        for c in (0, 2, 3):
+            mine = alone.train[c]
+            seed = Address(0, "unlearn-0", clock, 0).seed_for(c)
+            task = world.training.task_at(clock)
+            parts.append(
+                (run_client(world.model, task, alone.x[mine], alone.y[mine], {"start": w}, seed)[0], len(mine))
+            )
+        n = sum(size for _, size in parts)
+        w = {k: sum((p[k] * size for p, size in parts[1:]), parts[0][0][k] * parts[0][1]) / n for k in w}
+    assert retrain["unlearned"]["fingerprint"] == fingerprint(w)
+
+
+def test_the_same_command_again_does_no_work_and_says_the_same(tmp_path: Path) -> None:
+    first = run(tiny(), tmp_path / "a")
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "cache").rglob("*.safetensors")}
+    again = run(tiny(), tmp_path / "a")
+    assert again["rows"] == first["rows"]
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "cache").rglob("*.safetensors")} == stamps
+
+
+def test_a_folder_belongs_to_one_recipe(tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "a")
+    with pytest.raises(StoreError, match=r"another recipe \(it differs in seed\): choose another --out"):
+        run(tiny(seed=1), tmp_path / "a")
+
+
+def test_another_seed_gives_another_run(tmp_path: Path) -> None:
+    a, b = phases(run(tiny(), tmp_path / "a")), phases(run(tiny(seed=1), tmp_path / "b"))
+    assert all(a[phase]["fingerprint"] != b[phase]["fingerprint"] for phase in a)
+
+
+def test_partial_participation_asks_so_many_each_round(tmp_path: Path) -> None:
+    recipe = tiny(train={"rounds": 3, "clients_per_round": 2}, recover={"max_rounds": 6})
+    run(recipe, tmp_path / "a")
+    events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
+    rounds: dict[int, list[int]] = {}
+    for e in events:
+        if e["phase"] == "recover-0":
+            rounds.setdefault(e["round"], []).append(e["client"])
+    assert [len(asked) for asked in rounds.values()] == [2] * 6
+    assert len({tuple(asked) for asked in rounds.values()}) > 1
+    assert not any(1 in asked for asked in rounds.values())
+
+
+def test_weights_that_explode_are_named_and_the_previous_state_stays(tmp_path: Path) -> None:
+    with pytest.raises(
+        NonFiniteError, match=r"the reply of client \d in round \d of phase 'train' holds NaN or infinity"
+    ):
+        run(tiny(train={"lr": 1e300}), tmp_path / "a")
+    with pytest.raises(NonFiniteError, match="phase 'unlearn-0'"):
+        run(
+            tiny(method={"name": "fedquit", "lr": 1.7e308, "optimizer": "sgd", "batch_size": 2, "epochs": 5.0}),
+            tmp_path / "b",
+        )
+    assert not (tmp_path / "b" / "results.json").exists()
+    assert not (tmp_path / "b" / "request-0" / "unlearned.safetensors").exists()
+
+
+def test_a_damaged_state_is_refused_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "a")
+    (tmp_path / "a" / "results.json").unlink()
+    path = tmp_path / "a" / "request-0" / "unlearned.safetensors"
+    content = path.read_bytes()[:-3] + b"abc"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"unlearned\.safetensors is damaged"):
+        run(tiny(), tmp_path / "a")
+    assert path.read_bytes() == content
+    path.unlink()
+    assert run(tiny(), tmp_path / "a")["rows"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        ({"clients": [9]}, "client 9 is not in the federation"),
+        ({"clients": [0, 1, 2, 3]}, "names every client"),
+        ({"clients": []}, "names no client"),
+        ({"clients": [1, 1]}, "names a client twice"),
+        ({"clients": [1], "samples": 0.5, "choose": "rarest"}, "rare"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused(request_: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(FedquitError, match=sentence):
+        run(tiny(request=[request_]), tmp_path / "a")
+    assert not (tmp_path / "a" / "results.json").exists()
+
+
+def test_without_a_retrain_there_is_no_such_row(tmp_path: Path) -> None:
+    results = run(tiny(retrain=False), tmp_path / "a")
+    assert [r["phase"] for r in results["rows"]] == ["original", "unlearned", "recovered"]
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert isinstance(tiny(), Recipe)
