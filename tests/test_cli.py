@@ -75,7 +75,7 @@ def test_every_command_speaks_json(recipe: Path, tmp_path: Path) -> None:
     report = fedquit("report", "runs/a", "--out", "r.html", "--json", where=tmp_path)
     assert json.loads(report.stdout) == {"report": "r.html"}
     sweep = fedquit("sweep", str(recipe), "--out", "runs/s", "--lr", "1e-4,1e-2", "--json", where=tmp_path)
-    assert [c["lr"] for c in json.loads(sweep.stdout)] == [1e-4, 1e-2]
+    assert [c["lr"] for c in json.loads(sweep.stdout)["rates"]] == [0.0, 1e-4, 1e-2]
     recipes = fedquit("list", "recipes", "--json", where=tmp_path)
     assert set(json.loads(recipes.stdout)) == set(packaged())
 

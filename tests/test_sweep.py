@@ -10,33 +10,46 @@ from fedquit.sweep import Candidate, choose, parse_rates, sweep_rates
 from worlds import tiny
 
 
-def candidate(lr: float, auc: float, test_acc: float = 80.0, half: float = 0.05) -> Candidate:
-    return Candidate(lr, 50.0, 50.0, test_acc, auc, auc - half, auc + half)
+def candidate(lr: float, auc: float, test_acc: float = 80.0, unlearned_acc: float = 50.0) -> Candidate:
+    return Candidate(lr, unlearned_acc, 50.0, 50.0, test_acc, auc, auc - 0.05, auc + 0.05)
+
+
+REMEMBERED, BLIND = candidate(0, 0.8, unlearned_acc=50.0), candidate(0, 0.52)
 
 
 def test_of_the_rates_that_leave_no_trace_the_most_useful_is_taken() -> None:
-    found = choose(
-        [candidate(1e-5, 0.7, 90), candidate(1e-4, 0.53, 85), candidate(1e-3, 0.49, 70), candidate(1e-2, 0.3, 20)]
-    )
-    assert [c.chosen for c in found] == [False, True, False, False]
-    assert [c.verdict for c in found] == [
-        "still remembered",
-        "cannot be told from unseen data",
-        "cannot be told from unseen data",
-        "treated worse than unseen data",
-    ]
+    rates = [(1e-5, 0.7, 90.0), (1e-4, 0.53, 85.0), (1e-3, 0.49, 70.0), (1e-2, 0.3, 20.0)]
+    found = choose(REMEMBERED, [candidate(*rate) for rate in rates])
+    assert found.chosen is not None
+    assert found.chosen.lr == 1e-4
+    assert [c.verdict for c in found.candidates] == ["remembered", "no trace", "no trace", "worse than unseen"]
 
 
 def test_where_every_rate_leaves_a_trace_the_faintest_is_taken() -> None:
-    assert [c.chosen for c in choose([candidate(1, 0.7), candidate(2, 0.6), candidate(3, 0.2)])] == [False, True, False]
+    found = choose(REMEMBERED, [candidate(1, 0.7), candidate(2, 0.6), candidate(3, 0.2)])
+    assert found.chosen is not None
+    assert found.chosen.lr == 2
+    assert "every rate leaves a trace" in found.reason
+
+
+def test_a_comparison_that_sees_nothing_never_names_the_rate_that_does_nothing() -> None:
+    idle = candidate(1e-9, 0.5, test_acc=99.0, unlearned_acc=50.0)
+    found = choose(BLIND, [idle, candidate(1e-4, 0.5, 80.0, 9.0), candidate(1e-3, 0.5, 70.0, 1.0)])
+    assert found.chosen is not None
+    assert found.chosen.lr == 1e-4
+    assert "cannot tell forget from holdout data even before unlearning" in found.reason
+    nothing = choose(BLIND, [idle])
+    assert nothing.chosen is None
+    assert "try larger ones" in nothing.reason
 
 
 def test_a_sweep_needs_no_retrain_and_trains_once(tmp_path: Path) -> None:
     recipe = tiny(data={"options": {"examples": 400, "noise": 3.0, "classes": 3, "size": 4}}, train={"rounds": 8})
     found = sweep_rates(recipe, [1e-6, 1e-2], 0, tmp_path / "s")
-    assert [c.lr for c in found] == [1e-6, 1e-2]
-    assert found[0].auc > found[1].auc, "the larger rate forgets more"
-    assert sum(c.chosen for c in found) == 1
+    assert [c.lr for c in found.candidates] == [1e-6, 1e-2]
+    assert found.before.auc == pytest.approx(found.candidates[0].auc, abs=0.01), "a tiny rate does nothing"
+    assert found.candidates[0].auc > found.candidates[1].auc, "the larger rate forgets more"
+    assert found.candidates[1].unlearned_acc < found.before.unlearned_acc
     assert len(list((tmp_path / "s" / "cache").iterdir())) == 1
 
 

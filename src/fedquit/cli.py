@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -27,7 +28,7 @@ from fedquit.errors import FedquitError
 
 if TYPE_CHECKING:
     from fedquit.recipe import Recipe
-    from fedquit.sweep import Candidate
+    from fedquit.sweep import Sweep
 
 app = typer.Typer(
     help="Let a federation forget: train, take an erasure request, unlearn, recover, and see what was forgotten.",
@@ -40,6 +41,7 @@ _out, _err = Console(), Console(stderr=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RecipeName = Annotated[str, typer.Argument(help="A .toml file, or the name of a recipe that comes with the package.")]
 Settings = Annotated[list[str], typer.Option("--set", help="Change a key: --set method.lr=3e-4")]
+_LOOK: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": SIMPLE, "pad_edge": False}
 Cache = Annotated[Path | None, typer.Option(help="Where trained federations are kept; beside --out unless given.")]
 
 
@@ -120,7 +122,7 @@ def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) 
     if as_json:
         typer.echo(json.dumps(results))
         return
-    _out.print(_table(recipe.title or "Results", results["rows"]))
+    _out.print(_table(f"{recipe.title or 'Results'} (accuracies in %)", results["rows"]))
     _say_price(results["rows"])
     _out.print(f"Report: {out / 'report.html'}\nResults: {out / 'results.json'}", highlight=False, soft_wrap=True)
 
@@ -133,10 +135,10 @@ def _set_threads(recipe: Recipe) -> None:
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, **_LOOK)
     for name in ("phase", "method", "clients"):
         table.add_column(name)
-    for name in ("test %", "retain %", "forget %", "rounds", "seconds"):
+    for name in ("test", "retain", "forget", "rounds", "seconds"):
         table.add_column(name, justify="right")
     for row in rows:
         measures = [f"{v:.1f}" if (v := row[k]) is not None else "–" for k in ("test_acc", "retain_acc", "forget_acc")]
@@ -149,10 +151,7 @@ def _say_price(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         price = row.get("price_of_forgetting")
         if price is not None:
-            _out.print(
-                f"Price of forgetting: the retained clients' loss rose by {price:.3f} through unlearning.",
-                highlight=False,
-            )
+            _out.print(f"Price of forgetting: {price:+.3f} in the retained clients' loss.", highlight=False)
 
 
 @app.command()
@@ -211,28 +210,27 @@ def sweep(
     chosen = load(recipe, settings)
     _set_threads(chosen)
     with Bars() as bars:
-        candidates = sweep_rates(chosen, parse_rates(lr), rounds, out, cache=cache, reporter=bars)
+        found = sweep_rates(chosen, parse_rates(lr), rounds, out, cache=cache, reporter=bars)
     if as_json:
-        typer.echo(json.dumps([c.to_dict() for c in candidates]))
+        typer.echo(json.dumps(found.to_dict()))
     else:
-        _print_sweep(candidates)
+        _print_sweep(found, rounds)
 
 
-def _print_sweep(candidates: list[Candidate]) -> None:
-    table = Table(title="Forget data against the same clients' holdout data, after recovery", title_justify="left")
-    for name in ("lr", "forget %", "holdout %", "difference", "AUC", "test %", "verdict"):
-        table.add_column(name, justify="left" if name == "verdict" else "right")
-    for c in candidates:
-        table.add_row(
-            f"{c.lr:g}",
-            f"{c.forget_acc:.1f}",
-            f"{c.holdout_acc:.1f}",
-            f"{c.forget_acc - c.holdout_acc:+.1f}",
-            f"{c.auc:.3f} ({c.auc_low:.3f} to {c.auc_high:.3f})",
-            f"{c.test_acc:.1f}",
-            f"[bold]{c.verdict} ← take this[/]" if c.chosen else c.verdict,
-        )
+def _print_sweep(found: Sweep, rounds: int) -> None:
+    after = f"{rounds} recovery round" + ("s" if rounds != 1 else "")
+    table = Table(title=f"Forget against holdout data, right after unlearning and after {after}", **_LOOK)
+    for name in ("lr", "unlearned", "forget", "holdout", "test", "AUC ± 95 %"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for c in (found.before, *found.candidates):
+        accuracies = [f"{a:.1f}" for a in (c.unlearned_acc, c.forget_acc, c.holdout_acc, c.test_acc)]
+        auc = f"{c.auc:.3f} ± {(c.auc_high - c.auc_low) / 2:.3f}"
+        mark = " ←" if c is found.chosen else ""
+        table.add_row(f"{c.lr:g}" if c.lr else "before", *accuracies, auc, c.verdict + mark)
     _out.print(table)
+    taken = f"Take lr = {found.chosen.lr:g}: " if found.chosen else "No rate can be named: "
+    _out.print(f"{taken}{found.reason}.", highlight=False)
 
 
 class Kind(StrEnum):

@@ -5,6 +5,9 @@ A model that never saw a client treats that client's training data like its hold
 distribution and never trained anything. So for each rate: unlearn, recover a little, and ask how well the loss tells
 the forgotten data from the holdout. An AUC of one half means that it cannot; above, the data is remembered; below, it
 is treated worse than data never seen, which is itself a trace.
+
+Where the loss tells them apart not even before unlearning, the comparison is blind: the model has learnt the client's
+classes, not its samples. Then the sweep falls back on the unlearning round itself, and says so.
 """
 
 from __future__ import annotations
@@ -20,39 +23,49 @@ from fedquit.errors import InputError
 from fedquit.recipe import Recipe, RecoverRecipe
 from fedquit.runner import Reporter, Row, run
 
+FOLLOWED = 0.8  # of the forget accuracy is gone after the unlearning round: the student has followed its teacher
+
 
 @dataclass(frozen=True)
 class Candidate:
-    """One rate, and what it leads to."""
+    """One rate and what it leads to; the rate 0 is the model before unlearning."""
 
     lr: float
-    forget_acc: float
+    unlearned_acc: float  # on the forget data, right after the unlearning round
+    forget_acc: float  # after recovery, like all that follows
     holdout_acc: float
     test_acc: float
     auc: float  # chance that a forgotten example has a lower loss than a holdout example
     auc_low: float
     auc_high: float
-    verdict: str = ""
-    chosen: bool = False
 
     @classmethod
-    def from_row(cls, lr: float, row: Row) -> Candidate:
-        """From the recovered row of a run."""
+    def from_rows(cls, lr: float, unlearned: Row, row: Row) -> Candidate:
+        """From the rows of a run."""
         names = [f.name for f in dataclasses.fields(cls) if f.name in row]
-        return cls(lr, **{name: row[name] for name in names})
+        return cls(lr, unlearned["forget_acc"], **{name: row[name] for name in names})
 
     @property
-    def verdict_alone(self) -> str:
-        """What the interval says, whatever the other rates do."""
+    def verdict(self) -> str:
+        """What the interval says."""
         if self.auc_low > 0.5:
-            return "still remembered"
-        if self.auc_high < 0.5:
-            return "treated worse than unseen data"
-        return "cannot be told from unseen data"
+            return "remembered"
+        return "worse than unseen" if self.auc_high < 0.5 else "no trace"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All rates, the model before, and which rate to take, and why."""
+
+    before: Candidate
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None
+    reason: str
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return dataclasses.asdict(self)
+        rates = [dataclasses.asdict(c) | {"verdict": c.verdict} for c in (self.before, *self.candidates)]
+        return {"rates": rates, "chosen": self.chosen.lr if self.chosen else None, "reason": self.reason}
 
 
 def parse_rates(text: str) -> list[float]:
@@ -74,7 +87,7 @@ def sweep_rates(
     *,
     cache: Path | None = None,
     reporter: Reporter | None = None,
-) -> list[Candidate]:
+) -> Sweep:
     """Serve the recipe's first request once for each rate, each with the same few recovery rounds and no Retrain."""
     if recipe.data.holdout == 0:
         raise InputError(
@@ -85,12 +98,24 @@ def sweep_rates(
         method, recover = {**recipe.method, "lr": lr}, RecoverRecipe("rounds", rounds)
         tried = replace(recipe, method=method, request=recipe.request[:1], recover=recover, retrain=False)
         rows = run(tried, out / f"lr-{lr:g}", cache=cache or out / "cache", reporter=reporter)["rows"]
-        found.append(Candidate.from_row(lr, next(r for r in rows if r["phase"] == "recovered")))
-    return choose(found)
+        at = {row["phase"]: row for row in rows}
+        found.append(Candidate.from_rows(lr, at["unlearned"], at["recovered"]))
+    return choose(Candidate.from_rows(0.0, at["original"], at["original"]), found)
 
 
-def choose(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Name the rate to take: of those that leave no trace the best test accuracy, else the AUC nearest to one half."""
-    clean = [c for c in candidates if c.auc_low <= 0.5 <= c.auc_high]
-    best = max(clean, key=lambda c: c.test_acc) if clean else min(candidates, key=lambda c: abs(c.auc - 0.5))
-    return [replace(c, verdict=c.verdict_alone, chosen=c is best) for c in candidates]
+def choose(before: Candidate, candidates: Sequence[Candidate]) -> Sweep:
+    """Name the rate to take."""
+    rates = tuple(candidates)
+    if before.verdict == "remembered":
+        clean = [c for c in rates if c.verdict == "no trace"]
+        if clean:
+            best = max(clean, key=lambda c: c.test_acc)
+            return Sweep(before, rates, best, "of the rates that leave no trace it keeps the best test accuracy")
+        best = min(rates, key=lambda c: abs(c.auc - 0.5))
+        return Sweep(before, rates, best, "every rate leaves a trace, and this one the faintest: try rates around it")
+    blind = "the loss cannot tell forget from holdout data even before unlearning, so the AUC cannot choose"
+    followed = [c for c in rates if c.unlearned_acc <= (1 - FOLLOWED) * before.forget_acc]
+    if not followed:
+        return Sweep(before, rates, None, f"{blind}, and no rate took 80 % of the forget accuracy: try larger ones")
+    best = min(followed, key=lambda c: c.lr)
+    return Sweep(before, rates, best, f"{blind}; it is the smallest that took 80 % of the forget accuracy")
