@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from fedquit.core import Params, Reply, State
 from fedquit.errors import StoreError
 from fedquit.params import fingerprint
+from fedquit.runner import run
 from fedquit.store import (
     DiskMemory,
     Journal,
@@ -30,6 +32,7 @@ from fedquit.store import (
     save_params,
     write_atomic,
 )
+from worlds import tiny
 
 
 def some(value: float) -> Params:
@@ -114,6 +117,41 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         write_atomic(tmp_path / "file" / "below", b"")
     with pytest.raises(StoreError, match="choose another folder"), locked(tmp_path / "file" / "below"):
         pass
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A file system of a few kilobytes, which can be made larger."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    mounted = subprocess.run(command, capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("this user may not mount a file system")
+
+    def resized(kilobytes: int) -> Path:
+        subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", disk], check=True)
+        return disk
+
+    yield resized
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_on_a_disk_that_is_full_at_any_point_the_run_goes_on_once_there_is_space(
+    small_disk: Callable[[int], Path], tmp_path: Path
+) -> None:
+    straight = run(tiny(), tmp_path / "straight" / "run")
+    stopped_at = set()
+    for kilobytes in range(4, 400, 4):
+        try:
+            results = run(tiny(), small_disk(kilobytes) / "run")
+        except StoreError as error:
+            stopped_at.add(str(error))
+        else:
+            break
+    assert all("No space left on device" in sentence for sentence in stopped_at)
+    assert len(stopped_at) >= 5
+    assert [r["fingerprint"] for r in results["rows"]] == [r["fingerprint"] for r in straight["rows"]]
 
 
 def test_damaged_json_is_refused(tmp_path: Path) -> None:

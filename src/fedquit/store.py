@@ -30,9 +30,21 @@ Meta = Mapping[str, Any]
 END = 10**15 - 1  # a place after all others
 
 
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn what the system says about a failed write into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path} ({error.strerror or error}): nothing was changed; free space or take another folder, "
+            "then run the same command again to go on."
+        ) from error
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file whole or not at all; what was there before stays until the new content is safe on the disk."""
-    try:
+    with _told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name[:80]}.{secrets.token_hex(8)}")
         try:
@@ -45,11 +57,6 @@ def write_atomic(path: Path, content: bytes) -> None:
             beside.unlink(missing_ok=True)
             raise
         _flush_folder(path.parent)
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {path} ({error.strerror or error}): nothing was changed; free space or take another folder, "
-            "then run the same command again to go on."
-        ) from error
 
 
 def _flush_folder(folder: Path) -> None:
@@ -62,11 +69,12 @@ def _flush_folder(folder: Path) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Add a line to a log, in one write: a kill leaves all of it or nothing."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(descriptor, f"{line}\n".encode())
-    finally:
-        os.close(descriptor)
+    with _told(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, f"{line}\n".encode())
+        finally:
+            os.close(descriptor)
 
 
 def write_json(path: Path, value: object) -> None:
