@@ -25,7 +25,7 @@ from fedquit.core import (
     Task,
     Trained,
 )
-from fedquit.fedavg import Learn, cross_entropy
+from fedquit.fedavg import cross_entropy
 from fedquit.method import Method
 from fedquit.params import add, mean, mix, sub
 
@@ -122,6 +122,8 @@ class SendHead(Task):
 class SecondHead(Method):
     """The leaving client trains a second head during ordinary training, and sends it when it leaves."""
 
+    knows_request = True
+
     def training_task(self, task: Task, client: ClientId, request: Request) -> Task:
         return LearnTwice(task.local) if client in request.clients else task
 
@@ -153,14 +155,6 @@ class HeadOnly(Method):
 
 
 @dataclass(frozen=True)
-class LearnAndRemember(Learn):
-    """Ordinary training, after which the client keeps its own model at home."""
-
-    def keep(self, params: Params, sent: Sent) -> Mapping[str, Params]:
-        return {"own": params}
-
-
-@dataclass(frozen=True)
 class FromOwn(Task):
     """Begin from the mean of the others, known from one's own last model; climb within a ball around it."""
 
@@ -187,7 +181,7 @@ class ClimbFromOwn(Method):
     """A client-side memory from an earlier round, and a projection after each step."""
 
     def training_task(self, task: Task, client: ClientId, request: Request) -> Task:
-        return LearnAndRemember(task.local)
+        return replace(task, remember="own")
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         return state.next(mean(fed.run(FromOwn(Local(lr=0.5)), request.clients, split="forget", start=state.params)))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from by_hand import run_client
 from fedquit.core import (
     SERVER,
     Batch,
@@ -31,7 +32,7 @@ from fedquit.core import (
     Training,
 )
 from fedquit.data.federated import Dataset, FederatedData
-from fedquit.engine import Address, Ask, SequentialEngine, run_client
+from fedquit.engine import Address, Ask, SequentialEngine
 from fedquit.errors import InputError
 from fedquit.fedavg import Learn, cohort, cross_entropy, fedavg
 from fedquit.models import FunctionalModel

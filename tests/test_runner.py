@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 import torch
 
+from by_hand import run_client
 from fedquit import unlearn
 from fedquit.core import Request
-from fedquit.engine import Address, run_client
+from fedquit.engine import Address
 from fedquit.errors import FedquitError, NonFiniteError, RequestError, StoreError
 from fedquit.fedavg import cross_entropy
 from fedquit.methods.fedquit import FedQUIT
 from fedquit.params import fingerprint, mix
 from fedquit.recipe import Recipe
-from fedquit.runner import Silent, open_world, run, train
+from fedquit.runner import run
 from fedquit.store import StateFile
+from fedquit.training import Silent, train
+from fedquit.world import open_world
 from worlds import tiny
 
 
@@ -52,7 +55,7 @@ def test_the_price_of_forgetting_is_the_rise_of_the_retained_clients_loss(tmp_pa
     rows = phases(run(tiny(), tmp_path / "a"))
     world = open_world(tiny())
     kept = torch.cat([world.data.train[c] for c in (0, 2, 3)])
-    original = train(world, world.data, tmp_path / "cache", Silent(), "").state.params
+    original = train(world, world.data, tmp_path / "cache", reporter=Silent()).progress.state.params
     losses = [
         float(cross_entropy(world.model(p, world.data.x[kept]), world.data.y[kept]).mean())
         for p in (original, state_of(tmp_path / "a", "unlearned"))
@@ -63,7 +66,7 @@ def test_the_price_of_forgetting_is_the_rise_of_the_retained_clients_loss(tmp_pa
 def test_the_unlearning_round_is_algorithm_1_on_the_client_s_own_data(tmp_path: Path) -> None:
     run(tiny(), tmp_path / "a")
     world = open_world(tiny())
-    original = train(world, world.data, tmp_path / "cache", Silent(), "").state.params
+    original = train(world, world.data, tmp_path / "cache", reporter=Silent()).progress.state.params
     mine = world.data.train[1]
     seed = Address(0, "unlearn-0", 0, 0).seed_for(1)
     by_engine = state_of(tmp_path / "a", "unlearned")
@@ -82,7 +85,7 @@ def test_several_clients_are_averaged_by_the_sizes_of_their_forget_sets(tmp_path
     events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
     sizes = [e["examples"] for e in events if e["phase"] == "unlearn-0"]
     assert sizes[0] != sizes[1]
-    original = train(world, world.data, tmp_path / "cache", Silent(), "").state.params
+    original = train(world, world.data, tmp_path / "cache", reporter=Silent()).progress.state.params
     from fedquit.data.samples import choose_samples
 
     chosen = choose_samples(world.data, (1, 2), 0.5, "random", 0)
@@ -101,7 +104,7 @@ def test_in_sequence_each_client_starts_from_the_last_one_s_snapshot(tmp_path: P
     results = run(tiny(request=request, method={"name": "fedquit", "lr": 1e-2, "order": "sequential"}), tmp_path / "a")
     assert phases(results)["unlearned"]["rounds"] == 2
     world = open_world(tiny())
-    w = train(world, world.data, tmp_path / "cache", Silent(), "").state.params
+    w = train(world, world.data, tmp_path / "cache", reporter=Silent()).progress.state.params
     for turn, c in enumerate((2, 0)):
         x, y = world.data.x[world.data.train[c]], world.data.y[world.data.train[c]]
         seed = Address(0, "unlearn-0", turn, 0).seed_for(c)
@@ -137,8 +140,8 @@ def test_a_second_request_finds_the_recovered_model_and_forgets_both(tmp_path: P
     assert {e["client"] for e in events if e["phase"] == "recover-1"} == {0, 2}
     world = open_world(tiny())
     data = world.data.mark(Request((1,))).after(Request((1,))).mark(Request((3,))).after(Request((3,)))
-    gold = train(world, data, tmp_path / "cache", Silent(), "")
-    assert second["retrained"]["fingerprint"] == fingerprint(gold.state.params)
+    gold = train(world, data, tmp_path / "cache", reporter=Silent())
+    assert second["retrained"]["fingerprint"] == fingerprint(gold.progress.state.params)
     loaded = StateFile(tmp_path / "a" / "request-1" / "recovered-0.safetensors").load()
     assert loaded is not None
     assert loaded[0].clock == 3 + 2 + 2, "the learning rate goes on falling"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,28 +11,38 @@ from typing import Any
 import pytest
 import torch
 
+from by_hand import run_client
 from fedquit.core import Local, Request, State
 from fedquit.data.federated import FederatedData
-from fedquit.engine import Address, run_client
+from fedquit.engine import Address
 from fedquit.fedavg import Learn
 from fedquit.params import add, fingerprint, sub
-from fedquit.runner import Silent, World, open_world, run, train
+from fedquit.runner import run
 from fedquit.session import Session, advance
 from fedquit.store import Kept, StateFile
+from fedquit.training import Federated, Silent
+from fedquit.training import train as train_federation
+from fedquit.world import World, open_world
 from seam_methods import FromOwn, Imitate, LearnHead
 from worlds import tiny
 
 NAMES = ["Degrade", "SubtractAndDistil", "SecondHead", "HeadOnly", "ClimbFromOwn", "SecondOrder"]
 
 
+def train(world: World, data: FederatedData, cache: Path, request: Request | None) -> Federated:
+    attached = {world.recipe.method_name: world.method}
+    return train_federation(world, data, cache, reporter=Silent(), attached=attached, request=request)
+
+
 def served(world: World, where: Path, request: Request) -> tuple[Session, State, Any]:
     """A session at the beginning of the unlearning phase."""
-    original = train(world, world.data, where / "cache", Silent(), "", request)
+    original = train(world, world.data, where / "cache", request)
     kept = Kept.open(where / "unlearning", original.kept)
     data = world.data.mark(request)
     session = Session(world.engine(data, kept.clients), world.recipe.seed, data.clients, memories=kept.own)
     session.enter("unlearn-0", 0)
-    return session, original.state.fresh(), original.trained
+    trained = dataclasses.replace(original.trained, memory=kept.of(world.recipe.method_name))
+    return session, original.progress.state.fresh(), trained
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,16 +111,16 @@ def test_the_server_trains_on_its_public_data_and_nothing_else(tmp_path: Path) -
 def test_a_replaced_task_changes_the_training_of_that_client_alone(tmp_path: Path) -> None:
     plain = open_world(tiny(train={"rounds": 1}))
     changed = open_world(tiny(train={"rounds": 1}, method={"name": "seam_methods:SecondHead"}))
-    a = train(plain, plain.data, tmp_path, Silent(), "", Request((1,)))
-    b = train(changed, changed.data, tmp_path, Silent(), "", Request((1,)))
-    assert fingerprint(a.state.params) != fingerprint(b.state.params)
+    a = train(plain, plain.data, tmp_path, Request((1,)))
+    b = train(changed, changed.data, tmp_path, Request((1,)))
+    assert fingerprint(a.progress.state.params) != fingerprint(b.progress.state.params)
     assert list(b.kept.clients) == ["1/second"]
-    assert set(b.state.params) == set(a.state.params), "the second head never reaches the server"
+    assert set(b.progress.state.params) == set(a.progress.state.params), "the second head never reaches the server"
     alone = {c: t for c, t in changed.data.train.items() if c != 1}
     without = FederatedData(changed.data.dataset, alone, public=changed.data.public)
-    c = train(plain, without, tmp_path, Silent(), "", None)
-    d = train(changed, without, tmp_path, Silent(), "", Request((1,)))
-    assert fingerprint(c.state.params) == fingerprint(d.state.params)
+    c = train(plain, without, tmp_path, None)
+    d = train(changed, without, tmp_path, Request((1,)))
+    assert fingerprint(c.progress.state.params) == fingerprint(d.progress.state.params)
 
 
 def test_a_reply_may_hold_a_part_of_the_parameters(tmp_path: Path) -> None:
@@ -128,14 +139,14 @@ def test_a_client_finds_at_home_what_it_kept_in_the_last_round(tmp_path: Path) -
     session, state, trained = served(world, tmp_path, request)
     own = session.engine.homes["1/own"]  # type: ignore[attr-defined]
     shorter = open_world(tiny(train={"rounds": 2}, method={"name": "seam_methods:ClimbFromOwn"}))
-    before = train(shorter, world.data, tmp_path, Silent(), "", request)
+    before = train(shorter, world.data, tmp_path, request)
     mine = world.data.view(1, "all")
     expected, _ = run_client(
         world.model,
         world.training.task_at(2),
         world.data.x[mine],
         world.data.y[mine],
-        {"start": before.state.params},
+        {"start": before.progress.state.params},
         Address(0, "train", 2).seed_for(1),
     )
     assert fingerprint(own) == fingerprint(expected), "its own model of the last round of training"

@@ -166,7 +166,8 @@ def test_a_state_comes_back_with_the_method_s_own(tmp_path: Path) -> None:
     file.save(State(some(1.0), 7, 2, {"degraded": some(2.0), "before": {"a:b": torch.ones(1)}}), 3.5)
     loaded = file.load()
     assert loaded is not None
-    state, seconds = loaded
+    state, seconds, costs = loaded
+    assert costs == {}
     assert (state.clock, state.round, seconds) == (7, 2, 3.5)
     assert fingerprint(state.params) == fingerprint(some(1.0))
     assert fingerprint(state.kept["degraded"]) == fingerprint(some(2.0))

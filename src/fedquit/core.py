@@ -30,11 +30,13 @@ SERVER: ClientId = -1  # the server's own public data, where a method needs such
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples, and one uniform random number for each label: the only randomness a task ever sees."""
+    """Some examples, and for each label two uniform random numbers: the only randomness a task ever sees."""
 
     x: Tensor
     y: Tensor
-    u: Tensor
+    u: Tensor  # drawn anew in every step
+    fixed: Tensor  # the same whenever this client sees this example in this run
+    forget: Tensor  # for each example, whether the present request marks it
 
 
 class Model(Protocol):
@@ -58,6 +60,7 @@ class Local:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0  # largest norm of the whole gradient; 0 means none
+    clip_tensor: float = 0.0  # largest norm of the gradient of each tensor; 0 means none
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epochs) and self.epochs >= 0):
@@ -77,7 +80,12 @@ class Task(ABC):
     """
 
     local: Local = Local()
+    remember: str = ""  # the name under which the client keeps its answer in its own memory; "" for not at all
     needs: ClassVar[tuple[str, ...]] = ()  # names from the client's own memory that join `sent`, where they exist
+
+    def prepare(self, model: Model, sent: Sent) -> Sent:
+        """What the client works out once, before the first step, and adds to `sent`."""
+        return sent
 
     def begin(self, sent: Sent) -> Params:
         """The parameters that will be trained: all, or some that `loss` joins with `sent`."""
@@ -97,7 +105,7 @@ class Task(ABC):
 
     def keep(self, params: Params, sent: Sent) -> Mapping[str, Params]:
         """What stays in the client's own memory, by name."""
-        return {}
+        return {self.remember: self.answer(params, sent)} if self.remember else {}
 
 
 @dataclass(frozen=True)
@@ -184,6 +192,10 @@ class State:
     def fresh(self) -> State:
         """The beginning of the next phase."""
         return replace(self, round=0)
+
+    def settled(self) -> State:
+        """Once a request has been served: the method's own state is no longer needed."""
+        return replace(self, kept={})
 
 
 @dataclass(frozen=True)

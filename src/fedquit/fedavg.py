@@ -7,7 +7,7 @@ Data. AISTATS 2017. Each round: a cohort, local epochs from the global model, th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from fedquit.core import Batch, ClientId, Federation, Model, Params, Reply, Sent
 from fedquit.params import mean
 
 Watch = Callable[[int, Params, Reply], None]
+AfterRound = Callable[[int, Mapping[ClientId, int]], None]
 Replace = Callable[[Task, ClientId], Task]
 
 
@@ -52,12 +53,14 @@ def fedavg(
     *,
     split: Split = "all",
     watch: Watch | None = None,
+    after_round: AfterRound | None = None,
     replace_task: Replace | None = None,
 ) -> State:
     """One round of FedAvg from `state`.
 
-    `watch` sees each reply pass by; `replace_task` may give a client another task than the others.
+    `watch` sees each reply pass by, `after_round` who took part; `replace_task` may give a client another task.
     """
+    examples: dict[ClientId, int] = {}
     by_task: dict[Task, list[ClientId]] = {}
     for c in cohort(clients, training.clients_per_round, fed.seed):
         task = replace_task(training.task, c) if replace_task else training.task
@@ -66,8 +69,12 @@ def fedavg(
     def replies() -> Iterator[Reply]:
         for task, members in by_task.items():
             for reply in fed.run(task, members, split=split, start=state.params):
+                examples[reply.client] = reply.examples
                 if watch:
                     watch(state.clock, state.params, reply)
                 yield reply
 
-    return state.next(mean(replies())).tick()
+    w = mean(replies())
+    if after_round:
+        after_round(state.clock, examples)
+    return state.next(w).tick()

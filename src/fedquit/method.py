@@ -4,15 +4,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from fedquit.core import ClientId, Federation, Memory, Params, Reply, Request, State, Task, Trained
+from fedquit.core import ClientId, Federation, Memory, Params, Reply, Request, State, Task, Trained, Training
 from fedquit.fedavg import fedavg
 
 
 @dataclass(frozen=True)
 class Method(ABC):
     """An unlearning method: hyper-parameters, never state."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other readings of the method, as changes of the defaults
+    at_home: ClassVar[tuple[str, ...]] = ()  # what its clients keep in their own memory
+    needs_public_data: ClassVar[bool] = False
+    recovers: ClassVar[bool] = True  # whether ordinary training follows; retraining needs none
 
     def check(self, request: Request) -> None:
         """Refuse, with a reason, a kind of request that the method does not define."""
@@ -23,6 +30,18 @@ class Method(ABC):
 
     def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
         """See a reply of ordinary training pass by, and keep in the server's memory what the method will need."""
+
+    def after_round(self, memory: Memory, round: int, examples: Mapping[ClientId, int]) -> None:
+        """A round of ordinary training is over: who took part, with how many examples."""
+
+    def history_bytes(self, training: Training, clients: int, model_bytes: int) -> int:
+        """How much disk the watcher will need, so that a run can be refused before it begins."""
+        return 0
+
+    @property
+    def knows_request(self) -> bool:
+        """Whether training must know the request in advance."""
+        return False
 
     def rounds(self, trained: Trained, request: Request) -> int:
         """How many rounds the unlearning takes."""
@@ -39,4 +58,5 @@ class Method(ABC):
     @property
     def shapes_training(self) -> bool:
         """Whether ordinary training must run with this method attached (it watches, or replaces a task)."""
-        return type(self).watch is not Method.watch or type(self).training_task is not Method.training_task
+        hooks = ("watch", "after_round", "training_task")
+        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)

@@ -148,7 +148,10 @@ class Recipe:
         found = imported(name, "method") if ":" in name else lookup(METHODS, name, "method")
         if not (isinstance(found, type) and issubclass(found, Method)):
             raise UnknownNameError(f"{name!r} is not a method: it must be a class derived from fedquit.method.Method.")
-        return build(found, {k: v for k, v in self.method.items() if k != "name"}, "method")
+        preset = self.method.get("preset")
+        changes = lookup(found.presets, str(preset), f"preset of method {name!r}") if preset else {}
+        given = {k: v for k, v in self.method.items() if k not in ("name", "preset")}
+        return build(found, {**changes, **given}, "method")
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON; `build(Recipe, …)` reads it back."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from fedquit.core import SERVER, ClientId, Model, Params, Reply, Sent, Split, State, Task
 from fedquit.engine import Address, Ask, Engine
 from fedquit.errors import RequestError
+from fedquit.meter import Costs, Metered
 from fedquit.params import require_finite, require_same_shapes
 from fedquit.store import DiskMemory, Journal, StateFile
 
@@ -117,10 +118,11 @@ def _event(ask: Ask, reply: Reply) -> Event:
 
 @dataclass(frozen=True)
 class Progress:
-    """A state that is safe on disk, and the seconds of work behind it."""
+    """A state that is safe on disk, and what it took: seconds, and costs."""
 
     state: State
     seconds: float
+    costs: Costs
 
 
 def advance(
@@ -130,16 +132,24 @@ def advance(
     step: Callable[[State], State],
     file: StateFile,
     rounds: int | None = None,
+    meter: Metered | None = None,
 ) -> Iterator[Progress]:
-    """Drive a phase: first where it stands (from disk, or `start`), then each further round once it is on disk."""
-    state, seconds = file.load() or (start, 0.0)
-    yield Progress(state, seconds)
+    """Drive a phase: first where it stands (from disk, or `start`), then each further round once it is on disk.
+
+    `meter` is what the steps ask their clients through; its costs are stored with the state, so that nothing is counted
+    twice or lost when a round is repeated.
+    """
+    meter = meter or Metered(session)
+    state, seconds, costs = file.load() or (start, 0.0, {})
+    meter.costs = Costs(**costs)
+    yield Progress(state, seconds, meter.costs)
     while rounds is None or state.round < rounds:
         session.enter(phase, state.round)
         began = time.perf_counter()
         state = step(state)
         seconds += time.perf_counter() - began
-        file.save(state, seconds)
+        meter.settle(state)
+        file.save(state, seconds, asdict(meter.costs))
         if session.journal:
             session.journal.clear()
-        yield Progress(state, seconds)
+        yield Progress(state, seconds, meter.costs)

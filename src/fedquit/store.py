@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from safetensors.torch import save
 
 from fedquit.core import Memory, Params, Reply, State
 from fedquit.errors import StoreError
-from fedquit.params import fingerprint
+from fedquit.params import fingerprint, nbytes
 
 Meta = Mapping[str, Any]
 END = 10**15 - 1  # a place after all others
@@ -121,13 +121,14 @@ class StateFile:
 
     path: Path
 
-    def save(self, state: State, seconds: float) -> None:
+    def save(self, state: State, seconds: float, costs: Meta | None = None) -> None:
         """Replace what is there."""
         flat = {f"params:{n}": p for n, p in state.params.items()}
+        meta = {"clock": state.clock, "round": state.round, "seconds": seconds, "costs": dict(costs or {})}
         flat |= {f"kept:{name}:{n}": p for name, part in state.kept.items() for n, p in part.items()}
-        save_params(self.path, flat, {"clock": state.clock, "round": state.round, "seconds": seconds})
+        save_params(self.path, flat, meta)
 
-    def load(self) -> tuple[State, float] | None:
+    def load(self) -> tuple[State, float, Meta] | None:
         """What was saved last, or None."""
         if not self.path.exists():
             return None
@@ -141,7 +142,7 @@ class StateFile:
             else:
                 part, _, inner = rest.partition(":")
                 kept.setdefault(part, {})[inner] = tensor
-        return State(params, meta["clock"], meta["round"], kept), meta["seconds"]
+        return State(params, meta["clock"], meta["round"], kept), meta["seconds"], meta["costs"]
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,12 @@ class DiskMemory(MutableMapping[str, Params]):
         self.place = END
         self._fresh: set[str] = set()  # written at this place by this attempt
         self._versions: dict[str, list[int]] = {}
-        for path in sorted(folder.glob("*@*.safetensors")):
-            name, _, version = path.name.removesuffix(".safetensors").rpartition("@")
+        self._gone: set[tuple[str, int]] = set()  # versions that say: deleted here
+        for path in sorted(p for p in folder.glob("*@*") if p.suffix in (".safetensors", ".gone")):
+            name, _, version = path.stem.rpartition("@")
             self._versions.setdefault(unquote(name), []).append(int(version))
+            if path.suffix == ".gone":
+                self._gone.add((unquote(name), int(version)))
 
     def move(self, place: int) -> None:
         """Go to a place of the run."""
@@ -205,31 +209,38 @@ class DiskMemory(MutableMapping[str, Params]):
         for key, versions in self._versions.items():
             for old in [v for v in versions if v < self.place][:-1]:
                 self._path(key, old).unlink(missing_ok=True)
+                self._gone.discard((key, old))
                 versions.remove(old)
 
     def _path(self, key: str, version: int) -> Path:
-        return self.folder / f"{quote(key, safe='')}@{version:015d}.safetensors"
+        suffix = "gone" if (key, version) in self._gone else "safetensors"
+        return self.folder / f"{quote(key, safe='')}@{version:015d}.{suffix}"
 
     def _visible(self, key: str) -> int | None:
         versions = self._versions.get(key, [])
-        return max((v for v in versions if v < self.place or (v == self.place and key in self._fresh)), default=None)
+        seen = max((v for v in versions if v < self.place or (v == self.place and key in self._fresh)), default=None)
+        return None if seen is None or (key, seen) in self._gone else seen
 
-    def __getitem__(self, key: str) -> Params:
+    def _found(self, key: str) -> Path:
         version = self._visible(key)
         if version is None:
             raise KeyError(key)
-        params, meta = load_params(self._path(key, version))
-        if meta.get("deleted"):
-            raise KeyError(key)
-        return params
+        return self._path(key, version)
+
+    def __getitem__(self, key: str) -> Params:
+        return load_params(self._found(key))[0]
 
     def __contains__(self, key: object) -> bool:
-        with contextlib.suppress(KeyError):
-            return isinstance(key, str) and self[key] is not None
-        return False
+        return isinstance(key, str) and self._visible(key) is not None
 
-    def _write(self, key: str, params: Params, meta: Meta) -> None:
-        save_params(self._path(key, self.place), params, meta)
+    def size_of(self, key: str) -> int:
+        """The bytes of an entry's numbers, from the file's head alone."""
+        path = self._found(key)
+        with path.open("rb") as file:
+            head = int.from_bytes(file.read(8), "little")
+        return path.stat().st_size - 8 - head
+
+    def _wrote(self, key: str) -> None:
         versions = self._versions.setdefault(key, [])
         if self.place not in versions:
             versions.append(self.place)
@@ -237,17 +248,54 @@ class DiskMemory(MutableMapping[str, Params]):
         self._fresh.add(key)
 
     def __setitem__(self, key: str, params: Params) -> None:
-        self._write(key, params, {})
+        if (key, self.place) in self._gone:
+            self._path(key, self.place).unlink(missing_ok=True)
+            self._gone.discard((key, self.place))
+        save_params(self._path(key, self.place), params)
+        self._wrote(key)
 
     def __delitem__(self, key: str) -> None:
-        _ = self[key]
-        self._write(key, {}, {"deleted": True})
+        self._found(key)
+        self._gone.add((key, self.place))
+        write_atomic(self._path(key, self.place), b"")
+        self._wrote(key)
 
     def __iter__(self) -> Iterator[str]:
         return (key for key in sorted(self._versions) if key in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+class Shelf(MutableMapping[str, Params]):
+    """The entries of a memory whose keys begin with a prefix."""
+
+    def __init__(self, memory: Memory, prefix: str) -> None:
+        self._memory, self._prefix = memory, prefix
+
+    def __getitem__(self, key: str) -> Params:
+        return self._memory[self._prefix + key]
+
+    def __setitem__(self, key: str, params: Params) -> None:
+        self._memory[self._prefix + key] = params
+
+    def __delitem__(self, key: str) -> None:
+        del self._memory[self._prefix + key]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._prefix + key in self._memory
+
+    def __iter__(self) -> Iterator[str]:
+        return (key.removeprefix(self._prefix) for key in self._memory if key.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _size(memory: Memory, key: str) -> int:
+    if isinstance(memory, ChainMap):
+        return _size(next(m for m in memory.maps if key in m), key)
+    return memory.size_of(key) if isinstance(memory, DiskMemory) else nbytes(memory[key])
 
 
 @dataclass(frozen=True)
@@ -257,6 +305,16 @@ class Kept:
     server: Memory
     clients: Memory  # by "client/name"
     own: tuple[DiskMemory, ...] = ()  # this phase's
+
+    def of(self, method: str) -> Memory:
+        """The server's shelf of one method: methods that watch the same training do not see each other's."""
+        return Shelf(self.server, f"{method}/")
+
+    def stored(self, method: str, at_home: Sequence[str]) -> tuple[int, int]:
+        """The bytes that a method keeps at the server, and at all clients together under the names `at_home`."""
+        server = sum(_size(self.server, key) for key in self.server if key.startswith(f"{method}/"))
+        clients = sum(_size(self.clients, key) for key in self.clients if key.partition("/")[2] in at_home)
+        return server, clients
 
     @classmethod
     def open(cls, folder: Path, before: Kept | None = None) -> Kept:

@@ -21,7 +21,9 @@ from typing import Any
 
 from fedquit.errors import InputError
 from fedquit.recipe import Recipe, RecoverRecipe
-from fedquit.runner import Reporter, Row, run
+from fedquit.rows import Row
+from fedquit.runner import run
+from fedquit.training import Reporter
 
 FOLLOWED = 0.8  # of the forget accuracy is gone after the unlearning round: the student has followed its teacher
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from by_hand import run_client
 from fedquit.core import Batch, Local, Model, Params, Sent, Task
 from fedquit.engine.optim import OPTIMIZERS, Signal, Slots, clipped
-from fedquit.engine.sequential import run_client
 from fedquit.models import load_model
 
 STEPS = 6
@@ -46,7 +46,7 @@ def ours(local: Local) -> Params:
     for t in range(STEPS):
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
         found = torch.autograd.grad(loss_of(leaves, t), list(leaves.values()))
-        gradient = clipped(dict(zip(leaves, found, strict=True)), local.clip)
+        gradient = clipped(dict(zip(leaves, found, strict=True)), local)
         with torch.no_grad():
             params, slots = rule.step(params, slots, Signal(t + 1, gradient), local)
     return params
@@ -90,6 +90,13 @@ def test_a_step_changes_nothing_in_place(optimizer: str) -> None:
     assert all(bool((p == 1).all()) for slot in slots.values() for p in slot.values())
 
 
+def test_clipping_each_tensor_shortens_it_alone() -> None:
+    gradient = {"long": torch.tensor([3.0, 4.0]), "short": torch.tensor([0.3, 0.4])}
+    found = clipped(gradient, Local(clip_tensor=1.0))
+    torch.testing.assert_close(found["long"], torch.tensor([0.6, 0.8]), rtol=1e-6, atol=0)
+    assert torch.equal(found["short"], gradient["short"])
+
+
 @settings(deadline=None, max_examples=50)
 @given(scale=st.floats(1e-3, 1e3), largest=st.floats(0.0, 10.0))
 def test_clipping_shortens_only_what_is_longer(scale: float, largest: float) -> None:
@@ -99,7 +106,7 @@ def test_clipping_shortens_only_what_is_longer(scale: float, largest: float) -> 
         leaf.grad = g.clone()
     if largest:
         torch.nn.utils.clip_grad_norm_(leaves, largest)
-    found = clipped(gradient, largest)
+    found = clipped(gradient, Local(clip=largest))
     for leaf, g in zip(leaves, found.values(), strict=True):
         assert leaf.grad is not None
         torch.testing.assert_close(g, leaf.grad, rtol=1e-12, atol=1e-12)

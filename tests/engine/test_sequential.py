@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from by_hand import run_client
 from fedquit.core import SERVER, Batch, Local, Memory, Model, Params, Request, Sent, Split, Task
 from fedquit.data.federated import FederatedData
-from fedquit.engine import Address, Ask, SequentialEngine, run_client
+from fedquit.engine import Address, Ask, SequentialEngine
 from fedquit.engine.plan import make_plan
 from fedquit.errors import UnknownNameError
 from fedquit.fedavg import Learn

@@ -120,7 +120,8 @@ class FederatedData:
         for tensor in (self.x, self.y, self.public):
             digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
             digest.update(tensor.contiguous().numpy().data)
-        for client, positions in sorted(self.train.items()):
-            digest.update(f"client {client}: {len(positions)}".encode())
-            digest.update(positions.contiguous().numpy().data)
+        for name, parts in (("client", self.train), ("forget", self.forget)):
+            for client, positions in sorted(parts.items()):
+                digest.update(f"{name} {client}: {len(positions)}".encode())
+                digest.update(positions.contiguous().numpy().data)
         return digest.hexdigest()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fedquit.core import Memory, Model
 from fedquit.data.federated import FederatedData
 from fedquit.engine.plan import Address
-from fedquit.engine.sequential import Ask, Engine, SequentialEngine, run_client
+from fedquit.engine.sequential import Ask, Engine, Examples, SequentialEngine, run_client
 from fedquit.names import lookup
 
 ENGINES: dict[str, Callable[[Model, FederatedData, Memory], Engine]] = {"sequential": SequentialEngine}
@@ -19,4 +19,4 @@ def open_engine(name: str, model: Model, data: FederatedData, homes: Memory) -> 
     return lookup(ENGINES, name, "engine")(model, data, homes)
 
 
-__all__ = ["ENGINES", "Address", "Ask", "Engine", "SequentialEngine", "open_engine", "run_client"]
+__all__ = ["ENGINES", "Address", "Ask", "Engine", "Examples", "SequentialEngine", "open_engine", "run_client"]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from fedquit.core import Local, Params
 from fedquit.params import norm
 
@@ -97,9 +99,15 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
-def clipped(gradient: Params, largest: float) -> Params:
-    """The gradient, scaled down to the norm `largest` where it is longer."""
-    if not largest:
-        return gradient
-    factor = (largest / (norm(gradient) + 1e-6)).clamp(max=1.0)
-    return {n: d * factor for n, d in gradient.items()}
+def clipped(gradient: Params, local: Local) -> Params:
+    """The gradient, scaled down where it, or one of its tensors, is longer than it may be."""
+    if local.clip_tensor:
+        gradient = {n: d * _factor(d.norm(), local.clip_tensor) for n, d in gradient.items()}
+    if local.clip:
+        factor = _factor(norm(gradient), local.clip)
+        gradient = {n: d * factor for n, d in gradient.items()}
+    return gradient
+
+
+def _factor(length: Tensor, largest: float) -> Tensor:
+    return (largest / (length + 1e-6)).clamp(max=1.0)

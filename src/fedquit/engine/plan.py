@@ -33,6 +33,17 @@ class Address:
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def fixed_uniforms(positions: Tensor, seed: int, label_shape: Sequence[int] = ()) -> Tensor:
+    """Uniform numbers in [0, 1) that belong to examples: a hash of position and seed, the same in whatever order."""
+    labels = math.prod(label_shape)
+    keys = positions.unsqueeze(-1) * labels + torch.arange(labels, device=positions.device)
+    mixed = keys * 0x1E3779B97F4A7C15 + seed
+    for _ in range(3):  # multiply and fold, until every bit depends on every bit; products wrap around
+        mixed = (mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)) * 0x3F58476D1CE4E5B9
+    bits = (mixed >> 11) & 0xFFFFFF  # as many as a float32 holds
+    return (bits / float(1 << 24)).reshape(len(positions), *label_shape)
+
+
 @dataclass(frozen=True)
 class Plan:
     """One client's steps: for each, the positions of its examples and a uniform number for each label."""

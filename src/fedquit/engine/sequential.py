@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedquit.core import SERVER, Batch, ClientId, Memory, Model, Params, Reply, Sent, Split, Task
-from fedquit.data.federated import FederatedData
+from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
-from fedquit.engine.plan import Address, make_plan
+from fedquit.engine.plan import Address, fixed_uniforms, make_plan
 from fedquit.names import lookup
 
 
@@ -39,26 +39,67 @@ class Engine(Protocol):
         """The replies, in the order of `ask.clients`."""
 
 
-def run_client(model: Model, task: Task, x: Tensor, y: Tensor, sent: Sent, seed: int) -> tuple[Params, float]:
-    """What a client does with its examples: the trained parameters and the mean loss over the steps."""
+@dataclass(frozen=True)
+class Examples:
+    """What a client works on: its examples, which of them are marked, and their own random numbers."""
+
+    x: Tensor
+    y: Tensor
+    fixed: Tensor
+    forget: Tensor
+
+    @classmethod
+    def of(cls, data: FederatedData, client: ClientId, split: Split, seed: int) -> Examples:
+        """A client's view of the data (the server's is its public part)."""
+        mine = data.view(client, split) if client != SERVER else data.public
+        y = data.y[mine]
+        marked = torch.isin(mine, data.forget.get(client, NOTHING))
+        return cls(data.x[mine], y, fixed_uniforms(mine, seed, y.shape[1:]), marked)
+
+    @classmethod
+    def unmarked(cls, x: Tensor, y: Tensor) -> Examples:
+        """Examples of which none is to be forgotten, with zeros for their own random numbers."""
+        return cls(x, y, torch.zeros(y.shape), torch.zeros(len(y), dtype=torch.bool))
+
+    def batch(self, positions: Tensor, noise: Tensor) -> Batch:
+        """Some of them."""
+        fixed, forget = self.fixed[positions], self.forget[positions]
+        return Batch(self.x[positions], self.y[positions], noise.to(self.x.device), fixed, forget)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What comes of a client's work: for the server, and for the client's own memory."""
+
+    params: Params
+    answer: Params
+    keep: Mapping[str, Params]
+    loss: float  # the mean over the steps
+
+
+def run_client(model: Model, task: Task, mine: Examples, sent: Sent, seed: int) -> Outcome:
+    """What a client does with its examples."""
     optimizer = lookup(OPTIMIZERS, task.local.optimizer, "optimizer")
-    plan = make_plan(len(y), task.local, seed, y.shape[1:])
+    plan = make_plan(len(mine.y), task.local, seed, mine.y.shape[1:])
+    with torch.no_grad():
+        sent = task.prepare(model, sent)
     probe = torch.Generator().manual_seed(plan.curvature_seed)
     params = task.begin(sent)
     slots = {s: {n: torch.zeros_like(p) for n, p in params.items()} for s in optimizer.slots}
     losses = []
     for t, (positions, noise) in enumerate(zip(plan.steps, plan.noise, strict=True), start=1):
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}  # a hook may have returned `sent`
-        loss = task.loss(model, leaves, sent, Batch(x[positions], y[positions], noise.to(x.device))).mean()
+        loss = task.loss(model, leaves, sent, mine.batch(positions, noise)).mean()
         gradient = _gradient(loss, leaves, create_graph=optimizer.wants_curvature)
         curvature = _hessian_diagonal(gradient, leaves, probe) if optimizer.wants_curvature else None
         with torch.no_grad():
             params = {n: p.detach() for n, p in leaves.items()}
-            signal = Signal(t, clipped({n: g.detach() for n, g in gradient.items()}, task.local.clip), curvature)
+            signal = Signal(t, clipped({n: g.detach() for n, g in gradient.items()}, task.local), curvature)
             new, slots = optimizer.step(params, slots, signal, task.local)
             params = task.after_step(new, params, sent)
         losses.append(loss.detach())
-    return params, float(torch.stack(losses).mean()) if losses else float("nan")
+    mean_loss = float(torch.stack(losses).mean()) if losses else float("nan")
+    return Outcome(params, task.answer(params, sent), task.keep(params, sent), mean_loss)
 
 
 def _gradient(loss: Tensor, leaves: Params, *, create_graph: bool) -> Params:
@@ -87,12 +128,10 @@ class SequentialEngine:
     def run(self, ask: Ask) -> Iterator[Reply]:
         """The replies, in the order of `ask.clients`."""
         for client in ask.clients:
-            mine = self.data.view(client, ask.split) if client != SERVER else self.data.public
+            mine = Examples.of(self.data, client, ask.split, Address(ask.address.seed, "fixed").seed_for(client))
             home = {n: self.homes[key] for n in ask.task.needs if (key := f"{client}/{n}") in self.homes}
-            sent = {**ask.sent, **home}
-            params, loss = run_client(
-                self.model, ask.task, self.data.x[mine], self.data.y[mine], sent, ask.address.seed_for(client)
-            )
-            for name, kept in ask.task.keep(params, sent).items():
+            seed = ask.address.seed_for(client)
+            done = run_client(self.model, ask.task, mine, {**ask.sent, **home}, seed)
+            for name, kept in done.keep.items():
                 self.homes[f"{client}/{name}"] = kept
-            yield Reply(client, ask.task.answer(params, sent), len(mine), loss)
+            yield Reply(client, done.answer, len(mine.y), done.loss)

@@ -65,7 +65,7 @@ class FedQUIT(Method):
         """The leaving client's task."""
         decay = self.weight_decay if self.weight_decay is not None else 0.004 * (self.optimizer == "adamw")
         local = Local(self.epochs, self.batch_size, self.optimizer, self.lr, weight_decay=decay)
-        return Distill(local, self.teacher, self.loss, self.v, self.tau, self.k)
+        return Distill(local, teacher=self.teacher, divergence=self.loss, v=self.v, tau=self.tau, k=self.k)
 
     def _turns(self, request: Request) -> list[list[ClientId]]:
         return [list(request.clients)] if self.order == "parallel" else [[u] for u in request.clients]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a method costs, counted from outside by wrapping its federation: no method counts its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from fedquit.core import ClientId, Federation, Model, Params, Reply, Split, State, Task
+from fedquit.params import nbytes
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Sums over a phase; the storage is the most that lay there at the end of a round."""
+
+    down_bytes: int = 0  # from the server to clients
+    up_bytes: int = 0
+    participations: int = 0  # one client in one question
+    client_epochs: float = 0.0  # passes of a client over the data it was asked to use
+    server_epochs: float = 0.0  # passes of the server over its public data
+    server_storage_bytes: int = 0  # the global model, the method's own state, and what its watcher kept
+    client_storage_bytes: int = 0  # what all clients keep at home, together
+
+    def __add__(self, other: Costs) -> Costs:
+        storage = ("server_storage_bytes", "client_storage_bytes")
+        both = [(f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        return Costs(**{name: max(a, b) if name in storage else a + b for name, a, b in both})
+
+    @property
+    def bytes(self) -> int:
+        """Both ways."""
+        return self.down_bytes + self.up_bytes
+
+
+@dataclass
+class Metered:
+    """Any federation, with every byte and every pass counted. A method cannot tell."""
+
+    inner: Federation
+    stored: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes kept at the server and at the clients
+    costs: Costs = Costs()
+
+    @property
+    def model(self) -> Model:
+        """The network that everybody trains."""
+        return self.inner.model
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        """Who can be asked now."""
+        return self.inner.clients
+
+    @property
+    def seed(self) -> int:
+        """For what the server itself draws."""
+        return self.inner.seed
+
+    def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
+        """Ask, and count each client's download, work and upload once its reply is here."""
+        # A set of parameters under two names travels once.
+        down = sum(nbytes(p) for p in {id(p): p for p in sent.values()}.values())
+        for reply in self.inner.run(task, clients, split=split, **sent):
+            self.costs += Costs(down, nbytes(reply.params), 1, task.local.epochs if reply.examples else 0.0)
+            yield reply
+
+    def run_at_server(self, task: Task, **sent: Params) -> Params:
+        """Nothing travels."""
+        self.costs += Costs(server_epochs=task.local.epochs)
+        return self.inner.run_at_server(task, **sent)
+
+    def settle(self, state: State) -> None:
+        """At the end of a round, see what lies in store."""
+        server, clients = self.stored()
+        own = nbytes(state.params) + sum(nbytes(part) for part in state.kept.values())
+        self.costs += Costs(server_storage_bytes=own + server, client_storage_bytes=clients)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training a federation from scratch, or taking it from the cache.
+
+Original and every Retrain lie under the hash of what determines them, and serve every method on the same setting.
+Methods that must see the training (FedEraser keeps its history, PGA's clients their last model) are attached to it;
+several can be attached to one training, each with a shelf of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fedquit.core import ClientId, Params, Reply, Request, State, Task, Trained
+from fedquit.data.federated import FederatedData
+from fedquit.errors import StoreError
+from fedquit.fedavg import fedavg
+from fedquit.meter import Metered
+from fedquit.method import Method
+from fedquit.params import nbytes
+from fedquit.session import Progress, Session, advance
+from fedquit.store import Kept, StateFile, locked
+from fedquit.world import World
+
+CACHE_SCHEMA = 2  # raise it whenever the same recipe would train another model, or keep it in another form
+Attached = Mapping[str, Method]  # by name
+
+
+class Reporter(Protocol):
+    """Somebody who wants to know how far a run is."""
+
+    def phase(self, title: str, rounds: int | None, done: int) -> None:
+        """A phase begins, or goes on after `done` rounds."""
+
+    def round(self, done: int, note: str) -> None:
+        """A round is over."""
+
+
+class Silent:
+    """Nobody is watching."""
+
+    def phase(self, title: str, rounds: int | None, done: int) -> None:
+        """Say nothing."""
+
+    def round(self, done: int, note: str) -> None:
+        """Say nothing."""
+
+
+@dataclass(frozen=True)
+class Federated:
+    """A trained federation: what a request finds, what was kept on the way, and what it took."""
+
+    trained: Trained
+    kept: Kept
+    progress: Progress
+
+
+def train(
+    world: World,
+    data: FederatedData,
+    cache: Path,
+    *,
+    reporter: Reporter,
+    title: str = "",
+    attached: Attached | None = None,
+    request: Request | None = None,
+) -> Federated:
+    """Train a federation on this data from scratch, or take it from the cache.
+
+    `attached` methods prepare for a `request`: they watch, or replace a client's task.
+    """
+    attached = {name: m for name, m in (attached or {}).items() if m.shapes_training} if request else {}
+    folder, training = cache / _key(world, data, attached, request), world.training
+    kept, file = Kept.open(folder), StateFile(folder / "state.safetensors")
+    session = Session(world.engine(data, kept.clients), world.recipe.seed, data.clients, memories=kept.own)
+    meter = Metered(session)
+
+    def replace_task(task: Task, client: ClientId) -> Task:
+        for method in attached.values():
+            assert request is not None
+            task = method.training_task(task, client, request)
+        return task
+
+    def watch(clock: int, start: Params, reply: Reply) -> None:
+        for name, method in attached.items():
+            method.watch(kept.of(name), clock, start, reply)
+
+    def after_round(clock: int, examples: Mapping[ClientId, int]) -> None:
+        for name, method in attached.items():
+            method.after_round(kept.of(name), clock, examples)
+
+    def step(state: State) -> State:
+        return fedavg(
+            meter,
+            state,
+            training,
+            data.clients,
+            watch=watch,
+            after_round=after_round,
+            replace_task=replace_task,
+        )
+
+    with locked(folder, wait=True):
+        if not file.path.exists():
+            _require_disk(world, folder, attached)
+        rounds = advance(session, "train", State(world.initial), step, file, training.rounds, meter)
+        progress = driven(rounds, reporter, title, training.rounds)
+    examples = {c: len(data.view(c, "all")) for c in data.clients}
+    return Federated(Trained(progress.state.params, world.initial, training, examples, {}), kept, progress)
+
+
+def _key(world: World, data: FederatedData, attached: Attached, request: Request | None) -> str:
+    recipe = world.recipe
+    knowing = request if any(m.knows_request for m in attached.values()) else None
+    what = {
+        "schema": CACHE_SCHEMA,
+        "data": data.fingerprint(),
+        "model": dataclasses.asdict(recipe.model),
+        "train": dataclasses.asdict(recipe.train),
+        "seed": recipe.seed,
+        "attached": repr((sorted(attached.items()), knowing)) if attached else "",
+    }
+    return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def _require_disk(world: World, folder: Path, attached: Attached) -> None:
+    """Refuse a training whose history would not fit, before it begins."""
+    clients = world.training.clients_per_round or len(world.data.clients)
+    sizes = {n: m.history_bytes(world.training, clients, nbytes(world.initial)) for n, m in attached.items()}
+    free = shutil.disk_usage(folder).free
+    if sum(sizes.values()) > free:
+        name = max(sizes, key=lambda n: sizes[n])
+        raise StoreError(
+            f"{name} would keep a history of {sizes[name]:,} bytes under {folder}, where {free:,} are free: make room, "
+            "choose another --cache, or let it keep less (a larger interval, bfloat16)."
+        )
+
+
+def driven(rounds: Iterator[Progress], reporter: Reporter, title: str, total: int | None) -> Progress:
+    """Let a phase run to its end, and say how far it is."""
+    last = next(rounds)
+    reporter.phase(title, total, last.state.round)
+    for last in rounds:
+        reporter.round(last.state.round, "")
+    return last
