@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -27,6 +28,7 @@ from fedquit import __version__
 from fedquit.errors import FedquitError
 
 if TYPE_CHECKING:
+    from fedquit.compare import Line
     from fedquit.recipe import Recipe
     from fedquit.sweep import Sweep
 
@@ -85,6 +87,7 @@ class Bars:
             disable=not _err.is_terminal,
         )
         self._task: TaskID | None = None
+        self._overall: TaskID | None = None
         self._title, self._total = "", 0
 
     def __enter__(self) -> Bars:
@@ -93,6 +96,16 @@ class Bars:
 
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
+
+    def runs(self, done: int, total: int, title: str) -> None:
+        """One run of a comparison begins: the bars of the last one go, the overall one stays."""
+        if self._overall is None:
+            self._overall = self._bars.add_task("Comparison", total=total, note="")
+        for task in [t.id for t in self._bars.tasks if t.id != self._overall]:
+            self._bars.remove_task(task)
+        self._bars.update(self._overall, completed=done, note=title)
+        if not _err.is_terminal:
+            _err.print(f"[{done}/{total}] {title}", highlight=False, markup=False, soft_wrap=True)
 
     def phase(self, title: str, rounds: int | None, done: int) -> None:
         """A phase begins."""
@@ -231,6 +244,73 @@ def _print_sweep(found: Sweep, rounds: int) -> None:
     _out.print(table)
     taken = f"Take lr = {found.chosen.lr:g}: " if found.chosen else "No rate can be named: "
     _out.print(f"{taken}{found.reason}.", highlight=False)
+
+
+@app.command()
+def compare(
+    recipe: RecipeName,
+    out: Annotated[Path, typer.Option(help="The folder of the comparison; the same command goes on where it stopped.")],
+    methods: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
+    targets: Annotated[str, typer.Option(help="The clients that leave, one in each run.")] = "0",
+    seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
+    settings: Settings = [],  # noqa: B006 - typer copies it
+    cache: Cache = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run every method for several leaving clients and seeds, and print the table with the gaps to Retrain."""
+    from fedquit.compare import chosen_methods, parse_targets, to_dict
+    from fedquit.compare import compare as compare_methods
+    from fedquit.recipe import load
+    from fedquit.report import write_report
+
+    chosen = load(recipe, settings)
+    _set_threads(chosen)
+    with Bars() as bars:
+        names, clients = chosen_methods(methods), parse_targets(targets)
+        lines, outcomes = compare_methods(chosen, names, clients, seeds, out, overview=bars, cache=cache)
+    done = [o.folder for o in outcomes if not o.failure]
+    if done:
+        write_report(done, out / "report.html")
+    if as_json:
+        typer.echo(json.dumps(to_dict(chosen, lines, outcomes)))
+    else:
+        _print_comparison(chosen, lines, out)
+    if any(o.failure for o in outcomes):
+        raise typer.Exit(1)
+
+
+def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
+    table = Table(title=f"{recipe.title or 'Comparison'}: accuracies in %, (gap to Retrain ± deviation)", **_LOOK)
+    table.add_column("method")
+    for name in ("test", "retain", "forget", "unlearned", "rounds", "bytes", "epochs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in lines:
+        if not line.means:
+            table.add_row(line.method, "failed", *[""] * 6)
+            continue
+        cells = [_with_gap(line, m) for m in ("test_acc", "retain_acc", "forget_acc")]
+        before = f"{line.unlearned['test_acc']:.0f}/{line.unlearned['forget_acc']:.0f}" if line.unlearned else ""
+        rounds = "" if line.recovery_rounds is None else f"{line.recovery_rounds:.1f}"
+        bytes_saved, epochs_saved = _times(line, line.bytes_saved), _times(line, line.epochs_saved)
+        table.add_row(line.method, *cells, before, rounds, bytes_saved, epochs_saved)
+    _out.print(table)
+    _out.print("unlearned: test/forget accuracy before recovery; bytes, epochs: how many times cheaper than Retrain.")
+    for line in lines:
+        for why in line.failures:
+            _out.print(f"[bold]{line.method}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
+    _out.print(f"Report: {out / 'report.html'}\nTable: {out / 'comparison.json'}", highlight=False, soft_wrap=True)
+
+
+def _with_gap(line: Line, metric: str) -> str:
+    if metric not in line.gaps:
+        return f"{line.means[metric]:.1f}"
+    return f"{line.means[metric]:.1f} ({line.gaps[metric]:.1f}±{line.deviations[metric]:.1f})"
+
+
+def _times(line: Line, saved: float | None) -> str:
+    if line.phase != "recovered":
+        return "1.0×" if line.phase == "retrained" else ""
+    return f"{saved:.1f}×" if saved else "free"
 
 
 class Kind(StrEnum):

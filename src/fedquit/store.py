@@ -92,7 +92,13 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
 
 def save_params(path: Path, params: Params, meta: Meta | None = None) -> None:
     """Write parameters as safetensors, with a checksum and some JSON beside them."""
-    whole = {n: p.detach().cpu().contiguous() for n, p in params.items()}
+    whole: Params = {}
+    seen: set[int] = set()
+    for n, p in params.items():
+        whole[n] = p.detach().cpu().contiguous()
+        if whole[n].data_ptr() in seen:  # safetensors wants every tensor to have memory of its own
+            whole[n] = whole[n].clone()
+        seen.add(whole[n].data_ptr())
     head = {"checksum": fingerprint(whole), "meta": json.dumps(dict(meta or {}))}
     write_atomic(path, save(whole, metadata=head))
 

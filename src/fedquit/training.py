@@ -108,7 +108,7 @@ def train(
 
     with locked(folder, wait=True):
         if not file.path.exists():
-            _require_disk(world, folder, attached)
+            require_disk(world, folder, attached)
         rounds = advance(session, "train", State(world.initial), step, file, training.rounds, meter)
         progress = driven(rounds, reporter, title, training.rounds)
     examples = {c: len(data.view(c, "all")) for c in data.clients}
@@ -129,8 +129,9 @@ def _key(world: World, data: FederatedData, attached: Attached, request: Request
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
-def _require_disk(world: World, folder: Path, attached: Attached) -> None:
+def require_disk(world: World, folder: Path, attached: Attached) -> None:
     """Refuse a training whose history would not fit, before it begins."""
+    folder.mkdir(parents=True, exist_ok=True)
     clients = world.training.clients_per_round or len(world.data.clients)
     sizes = {n: m.history_bytes(world.training, clients, nbytes(world.initial)) for n, m in attached.items()}
     free = shutil.disk_usage(folder).free

@@ -14,6 +14,8 @@ from fedquit.method import Method
 class Retrain(Method):
     """The gold standard: as many rounds as before, from the same start, without the forgotten data."""
 
+    recovers = False
+
     def rounds(self, trained: Trained, request: Request) -> int:
         """As many as the training took."""
         return trained.training.rounds

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison that papers print: every method, for several leaving clients and seeds, against Retrain.
+
+All chosen methods watch the one training of a seed; Original and Retrain are trained once and shared. A method that
+fails, for one client or for all, is a row that says why; the others go on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedquit.core import ClientId
+from fedquit.errors import FedquitError, InputError, StoreError
+from fedquit.methods import METHODS
+from fedquit.names import lookup
+from fedquit.recipe import Recipe
+from fedquit.rows import Row
+from fedquit.runner import run
+from fedquit.store import write_json
+from fedquit.training import Attached, Reporter, require_disk
+from fedquit.world import open_world
+
+METRICS = ("test_acc", "retain_acc", "forget_acc")
+
+
+class Overview(Reporter, Protocol):
+    """Somebody who wants to know how far the whole comparison is, and each run."""
+
+    def runs(self, done: int, total: int, title: str) -> None:
+        """So many runs are over, and this one begins."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One method for one leaving client and seed: its rows, or why there are none."""
+
+    method: str
+    target: ClientId
+    seed: int
+    folder: Path
+    rows: tuple[Row, ...] = ()
+    failure: str = ""
+
+    def at(self, phase: str) -> Row:
+        """The row of a phase."""
+        return next(row for row in self.rows if row["phase"] == phase)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: means over targets and seeds, and gaps to the Retrain of the same target and seed."""
+
+    method: str
+    phase: str
+    runs: int = 0
+    failures: tuple[str, ...] = ()
+    means: dict[str, float] = dataclasses.field(default_factory=dict)
+    gaps: dict[str, float] = dataclasses.field(default_factory=dict)  # mean absolute difference
+    deviations: dict[str, float] = dataclasses.field(default_factory=dict)  # of the absolute differences
+    unlearned: dict[str, float] = dataclasses.field(default_factory=dict)  # means before recovery
+    recovery_rounds: float | None = None
+    bytes: float | None = None
+    client_epochs: float | None = None
+    bytes_saved: float | None = None  # Retrain's cost divided by the method's; None where it costs nothing
+    epochs_saved: float | None = None
+
+
+def chosen_methods(text: str) -> list[str]:
+    """From "all" or "fedquit,pga"; all are those of the table but Retrain, which is always the yardstick."""
+    if text == "all":
+        return [name for name in METHODS if name != "retrain"]
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if ":" not in name:
+            lookup(METHODS, name, "method")
+    return list(dict.fromkeys(names))
+
+
+def parse_targets(text: str) -> list[ClientId]:
+    """From "0,1,2"."""
+    try:
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError as error:
+        raise InputError(f"--targets {text!r} is not a list of clients: write, for example, 0,1,2.") from error
+
+
+def compare(
+    recipe: Recipe,
+    methods: Sequence[str],
+    targets: Sequence[ClientId],
+    seeds: int,
+    out: Path,
+    *,
+    overview: Overview,
+    cache: Path | None = None,
+) -> tuple[list[Line], list[Outcome]]:
+    """Run everything, or go on with it, and write `comparison.json`."""
+    if seeds < 1:
+        raise InputError(f"--seeds is {seeds}: it must be at least 1.")
+    if not recipe.retrain:
+        raise InputError("a comparison is one with Retrain: set retrain = true in the recipe.")
+    cache = cache or out / "cache"
+    variants = {name: _variant(recipe, name) for name in methods}
+    attached, refused = _attachable(variants, cache)
+    jobs = [(s, t, name) for s in range(recipe.seed, recipe.seed + seeds) for t in targets for name in methods]
+    outcomes = []
+    for number, (seed, target, name) in enumerate(jobs):
+        overview.runs(number, len(jobs), f"{name}, client {target}, seed {seed}")
+        event = dataclasses.replace(recipe.request[0], clients=(target,))
+        tried = dataclasses.replace(variants[name], seed=seed, request=(event,))
+        folder = out / f"seed-{seed}" / f"client-{target}" / name.replace(":", ".")
+        outcomes.append(_tried(tried, Outcome(name, target, seed, folder), cache, overview, attached, refused))
+    overview.runs(len(jobs), len(jobs), "done")
+    lines = list(summarised(outcomes, methods))
+    write_json(out / "comparison.json", to_dict(recipe, lines, outcomes))
+    return lines, outcomes
+
+
+def _variant(recipe: Recipe, name: str) -> Recipe:
+    """The recipe with another method; its own keeps the settings that the recipe gives it."""
+    return recipe if name == recipe.method_name else dataclasses.replace(recipe, method={"name": name})
+
+
+def _attachable(variants: dict[str, Recipe], cache: Path) -> tuple[Attached, dict[str, str]]:
+    """The methods that can watch the training, and why the others cannot."""
+    attached, refused = {}, {}
+    world = open_world(next(iter(variants.values())))
+    for name, variant in variants.items():
+        method = variant.build_method()
+        try:
+            require_disk(world, cache, {name: method})
+        except StoreError as error:
+            refused[name] = str(error)
+        else:
+            attached[name] = method
+    return attached, refused
+
+
+def _tried(
+    recipe: Recipe, outcome: Outcome, cache: Path, overview: Overview, attached: Attached, refused: dict[str, str]
+) -> Outcome:
+    if outcome.method in refused:
+        return dataclasses.replace(outcome, failure=refused[outcome.method])
+    try:
+        results = run(recipe, outcome.folder, cache=cache, reporter=overview, attached=attached)
+    except FedquitError as error:
+        return dataclasses.replace(outcome, failure=str(error))
+    except Exception as error:
+        return dataclasses.replace(outcome, failure=f"{type(error).__name__}: {error}")
+    return dataclasses.replace(outcome, rows=tuple(results["rows"]))
+
+
+def summarised(outcomes: Sequence[Outcome], methods: Sequence[str]) -> Iterator[Line]:
+    """The lines of the table: Original, Retrain, and each method."""
+    done = [o for o in outcomes if not o.failure]
+    pairs = list({(o.target, o.seed): o for o in done}.values())  # Original and Retrain are the same for all methods
+    for name, phase in (("original", "original"), ("retrain", "retrained")):
+        rows = [o.at(phase) for o in pairs]
+        if rows:
+            spent, epochs = _mean(map(_bytes, rows)), _mean(r["client_epochs"] for r in rows)
+            yield Line(name, phase, len(rows), means=_means(rows), bytes=spent, client_epochs=epochs)
+    for name in methods:
+        mine = [o for o in done if o.method == name]
+        failures = tuple(sorted({o.failure for o in outcomes if o.method == name and o.failure}))
+        yield _line(name, mine, failures) if mine else Line(name, "recovered", failures=failures)
+
+
+def _line(name: str, mine: Sequence[Outcome], failures: tuple[str, ...]) -> Line:
+    gold = [o.at("retrained") for o in mine]
+    unlearned, recovered = [o.at("unlearned") for o in mine], [o.at("recovered") for o in mine]
+    gaps = {
+        m: [abs(a[m] - b[m]) for a, b in zip(recovered, gold, strict=True) if a[m] is not None and b[m] is not None]
+        for m in METRICS
+    }
+    spent = [_bytes(u) + _bytes(r) for u, r in zip(unlearned, recovered, strict=True)]
+    epochs = [u["client_epochs"] + r["client_epochs"] for u, r in zip(unlearned, recovered, strict=True)]
+    return Line(
+        name,
+        "recovered",
+        len(mine),
+        failures,
+        _means(recovered),
+        {m: _mean(g) for m, g in gaps.items() if g},
+        {m: statistics.stdev(g) if len(g) > 1 else 0.0 for m, g in gaps.items() if g},
+        _means(unlearned),
+        _mean(r["rounds"] for r in recovered),
+        _mean(spent),
+        _mean(epochs),
+        _saved(_mean(map(_bytes, gold)), _mean(spent)),
+        _saved(_mean(g["client_epochs"] for g in gold), _mean(epochs)),
+    )
+
+
+def _bytes(row: Row) -> float:
+    return float(row["down_bytes"] + row["up_bytes"])
+
+
+def _mean(values: Iterator[float] | Sequence[float] | Any) -> float:  # noqa: ANN401 - any iterable of numbers
+    return float(statistics.fmean(values))
+
+
+def _means(rows: Sequence[Row]) -> dict[str, float]:
+    return {m: _mean(r[m] for r in rows) for m in METRICS if all(r[m] is not None for r in rows)}
+
+
+def _saved(whole: float, part: float) -> float | None:
+    return whole / part if part else None
+
+
+def to_dict(recipe: Recipe, lines: Sequence[Line], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """For JSON."""
+    failed = [{"method": o.method, "target": o.target, "seed": o.seed, "why": o.failure} for o in outcomes if o.failure]
+    table = [dataclasses.asdict(line) for line in lines]
+    return {"schema": 1, "recipe": recipe.to_dict(), "table": table, "failed": failed}

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedAU: Unlearning during Learning: An Efficient Federated Machine Unlearning Method. Gu et al. IJCAI 2024.
+
+An auxiliary head is trained on the leaving client's data with random labels, and mixed into the model's own head: W
+<- (1 - a) W + a W_aux. The authors train it during ordinary training (preset `authors`); the comparison in FedQUIT's
+paper trains it afterwards, on the frozen body of the final model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedquit.core import Batch, ClientId, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
+from fedquit.errors import RequestError
+from fedquit.fedavg import cross_entropy
+from fedquit.method import Method
+from fedquit.names import unknown
+
+
+def head_names(params: Params, head: str) -> list[str]:
+    """The tensors of the head: those that begin with `head`, or those of the last layer."""
+    prefix = head or next(reversed(params)).rpartition(".")[0] + "."
+    found = [n for n in params if n.startswith(prefix)]
+    if not found:
+        raise unknown("head", prefix, sorted({n.rpartition(".")[0] + "." for n in params}))
+    return found
+
+
+def random_labels(uniforms: Tensor, logits: Tensor) -> Tensor:
+    """Uniform over all classes."""
+    return (uniforms * logits.shape[-1]).long().clamp(max=logits.shape[-1] - 1)
+
+
+def _where_marked(batch: Batch, drawn: Tensor) -> Tensor:
+    """The drawn labels for examples to forget, the true ones for others."""
+    marked = batch.forget.reshape(-1, *[1] * (batch.y.dim() - 1))
+    return torch.where(marked, drawn, batch.y)
+
+
+@dataclass(frozen=True)
+class TrainHead(Task):
+    """Afterwards: train a fresh head on the frozen body, with labels drawn anew in every step."""
+
+    def begin(self, sent: Sent) -> Params:
+        """The fresh head alone."""
+        return sent["head"]
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
+        """Random labels for what is to be forgotten, true ones for the rest."""
+        logits = model({**sent["start"], **params}, batch.x)
+        return cross_entropy(logits, _where_marked(batch, random_labels(batch.u, logits)))
+
+
+@dataclass(frozen=True)
+class LearnBoth(Task):
+    """During training: learn as ever, and a second head with a fixed random label for each example to forget."""
+
+    head: str = ""
+    carry: float = 0.5  # how much of last round's auxiliary head goes into this round's
+    needs: ClassVar[tuple[str, ...]] = ("auxiliary",)
+
+    def begin(self, sent: Sent) -> Params:
+        """The model, and the auxiliary head under names of its own."""
+        own = {n: sent["start"][n] for n in head_names(sent["start"], self.head)}
+        last = sent.get("auxiliary", own)
+        return {
+            **sent["start"],
+            **{f"auxiliary:{n}": (1 - self.carry) * p + self.carry * last[n] for n, p in own.items()},
+        }
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
+        """Both heads on the same body, which learns from both."""
+        logits = model(self.answer(params, sent), batch.x)
+        auxiliary = model({**self.answer(params, sent), **self._auxiliary(params)}, batch.x)
+        labels = _where_marked(batch, random_labels(batch.fixed, logits))
+        return cross_entropy(logits, batch.y) + cross_entropy(auxiliary, labels)
+
+    def _auxiliary(self, params: Params) -> Params:
+        return {n.removeprefix("auxiliary:"): p for n, p in params.items() if n.startswith("auxiliary:")}
+
+    def answer(self, params: Params, sent: Sent) -> Params:
+        """The auxiliary head stays at home."""
+        return {n: p for n, p in params.items() if not n.startswith("auxiliary:")}
+
+    def keep(self, params: Params, sent: Sent) -> Mapping[str, Params]:
+        """For the next round, and for the day the client leaves."""
+        return {**super().keep(params, sent), "auxiliary": self._auxiliary(params)}
+
+
+@dataclass(frozen=True)
+class SendHead(Task):
+    """Send the auxiliary head that was kept at home; no training."""
+
+    needs: ClassVar[tuple[str, ...]] = ("auxiliary",)
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
+        """Never asked for: the task takes no step."""
+        return cross_entropy(model(params, batch.x), batch.y)
+
+    def answer(self, params: Params, sent: Sent) -> Params:
+        """The head from home."""
+        if "auxiliary" not in sent:
+            raise RequestError(
+                "a leaving client has no auxiliary head at home: FedAU's preset 'authors' must be attached to the "
+                "training before the request, with the request known in advance."
+            )
+        return sent["auxiliary"]
+
+
+@dataclass(frozen=True)
+class FedAU(Method):
+    """The defaults are the port behind the table of FedQUIT's paper."""
+
+    when: Literal["afterwards", "during"] = "afterwards"
+    weight: float = 0.96  # a: of the auxiliary head in the mix
+    epochs: float = 10.0  # afterwards
+    batch_size: int = 32
+    head: str = ""  # the beginning of the head's names; the last layer unless given
+    carry: float = 0.5  # during
+
+    presets = {"authors": {"when": "during", "weight": 0.9}}  # noqa: RUF012 - a ClassVar of the base
+    at_home = ("auxiliary",)
+
+    @property
+    def knows_request(self) -> bool:
+        """Trained during learning, the auxiliary head must know who will leave."""
+        return self.when == "during"
+
+    @property
+    def shapes_training(self) -> bool:
+        """Trained afterwards, it needs nothing of the training."""
+        return self.when == "during"
+
+    def training_task(self, task: Task, client: ClientId, request: Request) -> Task:
+        """The clients that will leave train two heads."""
+        if self.when == "afterwards" or client not in request.clients:
+            return task
+        return LearnBoth(task.local, remember=task.remember, head=self.head, carry=self.carry)
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        """Mix the mean of the auxiliary heads into the model's own; the body stays."""
+        names = head_names(state.params, self.head)
+        if self.when == "during":
+            task: Task = SendHead(Local(epochs=0.0))
+            replies = list(fed.run(task, request.clients, split="forget", start=state.params))
+        else:
+            local = trained.training.task_at(state.clock - 1).local
+            local = replace(local, epochs=self.epochs, batch_size=self.batch_size, optimizer="sgd", momentum=0.0)
+            fresh = _drawn({n: state.params[n] for n in names}, fed.seed)
+            split: Literal["all", "forget"] = "all" if request.samples else "forget"
+            replies = list(fed.run(TrainHead(local), request.clients, split=split, start=state.params, head=fresh))
+        auxiliary = {n: torch.stack([r.params[n] for r in replies]).mean(0) for n in names}
+        a = self.weight
+        return state.next({n: (1 - a) * p + a * auxiliary[n] if n in names else p for n, p in state.params.items()})
+
+
+def _drawn(like: Params, seed: int) -> Params:
+    """A fresh head, from N(0, 0.01²)."""
+    generator = torch.Generator().manual_seed(seed)
+    return {n: 0.01 * torch.randn(p.shape, generator=generator).to(p) for n, p in like.items()}

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedOSD: Federated Unlearning with Gradient Descent and Conflict Mitigation. Pan et al. AAAI 2025.
+
+In each round the leaving client descends an *unlearning cross-entropy*, -log(1 - p_y / 2), which has a bottom where
+gradient ascent has none; the server takes from its update what is orthogonal to the updates of all who stay, at the
+length it had, so that nobody who stays is hurt to first order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedquit.core import Batch, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
+from fedquit.errors import RequestError
+from fedquit.fedavg import fedavg
+from fedquit.method import Method
+
+
+@dataclass(frozen=True)
+class Unlikely(Task):
+    """Make the true class unlikely."""
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
+        """-log(1 - p_y / 2)."""
+        logits = model(params, batch.x)
+        p = functional.softmax(logits, -1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
+        losses = -torch.log1p(-p / 2)
+        return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def flat(params: Params) -> Tensor:
+    """All parameters as one vector, in float64: the projections below are of many small numbers."""
+    return torch.cat([p.double().reshape(-1) for p in params.values()])
+
+
+def unflat(vector: Tensor, like: Params) -> Params:
+    """The vector's numbers in the shapes of `like`."""
+    parts = vector.split([p.numel() for p in like.values()])
+    return {n: part.view_as(p).to(p.dtype) for (n, p), part in zip(like.items(), parts, strict=True)}
+
+
+def orthogonal_to(vector: Tensor, others: Tensor) -> Tensor:
+    """What of a vector is orthogonal to all rows of `others`, at the vector's own length."""
+    gram = others @ others.T  # as small as the number of clients, however large the model
+    inside: Tensor = others.T @ (torch.linalg.pinv(gram, hermitian=True) @ (others @ vector))
+    rest: Tensor = vector - inside
+    length: Tensor = vector.norm() / rest.norm().clamp_min(1e-300)
+    return rest * length
+
+
+@dataclass(frozen=True)
+class FedOSD(Method):
+    """Orthogonal steepest descent; `lr` 0 is the rate that training has arrived at."""
+
+    unlearning_rounds: int = 10
+    lr: float = 0.0
+    lr_decay: float = 1.0
+    batch_size: int = 0  # 0: that of training
+    recovery: Literal["fedavg", "projected"] = "fedavg"
+    recovery_lr: float = 1e-6  # projected
+    several: bool = False  # allow several leaving clients: the mean of their updates, as the authors' code has it
+
+    presets = {  # noqa: RUF012 - a ClassVar of the base
+        "authors": {
+            "unlearning_rounds": 100,
+            "lr": 4e-4,
+            "lr_decay": 0.999,
+            "batch_size": 200,
+            "recovery": "projected",
+            "several": True,
+        },
+    }
+
+    def check(self, request: Request) -> None:
+        """The paper defines one leaving client."""
+        if len(request.clients) > 1 and not self.several:
+            raise RequestError(
+                "FedOSD is defined for one leaving client, whose update is made orthogonal to the others'; set "
+                "method.several = true for the mean of several, as its authors' code has it, or ask one after another."
+            )
+
+    def rounds(self, trained: Trained, request: Request) -> int:
+        """As many as given."""
+        return self.unlearning_rounds
+
+    def _local(self, trained: Trained, state: State) -> Local:
+        local = trained.training.task_at(state.clock).local
+        lr = self.lr * self.lr_decay**state.round if self.lr else local.lr
+        size = self.batch_size or local.batch_size
+        return Local(local.epochs, size, "sgd", lr)
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        """One step along the leaving clients' mean update, made orthogonal to every retained one."""
+        w, local = state.params, self._local(trained, state)
+        before = state.kept.get("before", w)
+        learn = replace(trained.training.task, local=local)
+        leaving = fed.run(Unlikely(local), request.clients, split="forget", start=w)
+        g_u = torch.stack([flat(w) - flat(r.params) for r in leaving]).mean(0)
+        staying = fed.run(learn, request.stay(fed.clients), split="retain", start=w)
+        others = torch.stack([flat(w) - flat(r.params) for r in staying if r.examples])
+        return state.next(unflat(flat(w) - orthogonal_to(g_u, others), w), before=before)
+
+    def recover(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        """Ordinary FedAvg, or the authors' own: no step back towards the model before unlearning."""
+        stay = request.stay(fed.clients)
+        if self.recovery == "fedavg":
+            return fedavg(fed, state, trained.training, stay, split="retain")
+        w, before = state.params, state.kept.get("before", trained.params)
+        local = replace(self._local(trained, state), lr=self.recovery_lr * self.lr_decay**state.round)
+        back = flat(w) - flat(before)
+        steps = []
+        for r in fed.run(replace(trained.training.task, local=local), stay, split="retain", start=w):
+            g = flat(w) - flat(r.params)
+            steps.append(orthogonal_to(g, back.unsqueeze(0)) if bool(back.any()) else g)
+        return state.next(unflat(flat(w) - torch.stack(steps).mean(0), w), before=before).tick()

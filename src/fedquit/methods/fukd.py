@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FUKD: Federated Unlearning with Knowledge Distillation. Wu, Zhu, Mitra. 2022.
+
+The server keeps, for every client, the sum of what it has contributed to the model. To forget one it subtracts that
+sum, which wrecks the model, and repairs it by distilling the old model on data of its own. No client takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedquit.core import (
+    Batch,
+    ClientId,
+    Federation,
+    Local,
+    Memory,
+    Model,
+    Params,
+    Reply,
+    Request,
+    Sent,
+    State,
+    Task,
+    Trained,
+)
+from fedquit.errors import RequestError
+from fedquit.method import Method
+from fedquit.params import add, sub
+
+
+@dataclass(frozen=True)
+class Imitate(Task):
+    """Follow the old model's softened answers on data without labels."""
+
+    temperature: float = 3.0
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
+        """KL(old || new) at the temperature, times its square, as is usual in distillation."""
+        old = (model(sent["teacher"], batch.x) / self.temperature).log_softmax(-1)
+        new = (model(params, batch.x) / self.temperature).log_softmax(-1)
+        losses = self.temperature**2 * (old.exp() * (old - new)).sum(-1)
+        return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+@dataclass(frozen=True)
+class FUKD(Method):
+    """Subtract the contribution, then distil."""
+
+    temperature: float = 3.0
+    epochs: float = 20.0
+    batch_size: int = 32
+    lr: float = 1e-3
+
+    needs_public_data = True
+
+    def check(self, request: Request) -> None:
+        """Contributions are kept for clients, not for samples."""
+        if request.samples:
+            raise RequestError(
+                "FUKD forgets whole clients: it subtracts what a client has contributed, and contributions of single "
+                "samples are not kept; use fedquit, fedau, mode, fedosd or not."
+            )
+
+    def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
+        """Keep this round's update, weighted by its examples, until the round's total is known."""
+        memory[f"round/{reply.client}"] = {n: p * reply.examples for n, p in sub(reply.params, start).items()}
+
+    def after_round(self, memory: Memory, round: int, examples: Mapping[ClientId, int]) -> None:
+        """Add each client's share of the round to its sum."""
+        total = sum(examples.values())
+        for client in examples:
+            share = {n: p / total for n, p in memory[f"round/{client}"].items()}
+            memory[f"sum/{client}"] = add(memory[f"sum/{client}"], share) if f"sum/{client}" in memory else share
+            del memory[f"round/{client}"]
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        """The old model teaches what is left of it after the subtraction."""
+        w = state.params
+        for u in request.clients:
+            if f"sum/{u}" in trained.memory:
+                w = sub(w, trained.memory[f"sum/{u}"])
+        task = Imitate(Local(self.epochs, self.batch_size, "adam", self.lr), temperature=self.temperature)
+        return state.next(fed.run_at_server(task, start=w, teacher=state.params))

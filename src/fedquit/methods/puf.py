@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PUF: Federated Unlearning Made Practical: Seamless Integration via Negated Pseudo-Gradients. Mora et al. 2025.
+
+One round of ordinary training in which the leaving client's update counts negatively, and more: w + sum of the
+others' weighted updates - eta times the leaving client's. In the `special` round it is alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fedquit.core import Federation, Reply, Request, State, Trained
+from fedquit.method import Method
+from fedquit.params import add, mean, sub
+
+
+@dataclass(frozen=True)
+class PUF(Method):
+    """Negate the leaving client's pseudo-gradient, in a regular round among the others."""
+
+    round: Literal["regular", "special"] = "regular"
+    strength: float = 20.0  # eta
+
+    presets = {"special": {"round": "special", "strength": 2.0}}  # noqa: RUF012 - a ClassVar of the base
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        """All train as ever; the leaving clients' updates are turned around."""
+        w, learn = state.params, trained.training.task_at(state.clock)
+
+        def updates() -> Iterator[Reply]:
+            for r in fed.run(learn, request.clients, split="forget", start=w):
+                turned = {n: -self.strength * p for n, p in sub(r.params, w).items()}
+                yield replace(r, params=turned)
+            if self.round == "regular":
+                for r in fed.run(learn, request.stay(fed.clients), split="retain", start=w):
+                    yield replace(r, params=sub(r.params, w))
+
+        return state.next(add(w, mean(updates())))
