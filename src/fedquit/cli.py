@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +25,7 @@ from rich.table import Table
 
 from fedquit import __version__
 from fedquit.errors import FedquitError
+from fedquit.names import unknown
 
 if TYPE_CHECKING:
     from fedquit.compare import Line
@@ -38,11 +38,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_out, _err = Console(), Console(stderr=True)
+_err = Console(stderr=True)
+_out = Console() if sys.stdout.isatty() else Console(width=120)  # a file has no width; tables want some
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RecipeName = Annotated[str, typer.Argument(help="A .toml file, or the name of a recipe that comes with the package.")]
 Settings = Annotated[list[str], typer.Option("--set", help="Change a key: --set method.lr=3e-4")]
+_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
 _LOOK: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": SIMPLE, "pad_edge": False}
 Cache = Annotated[Path | None, typer.Option(help="Where trained federations are kept; beside --out unless given.")]
 
@@ -52,7 +54,7 @@ def main() -> None:
     try:
         app()
     except FedquitError as error:
-        _err.print(f"[bold red]error:[/] {error}", highlight=False, markup=True, soft_wrap=True)
+        _err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         _err.print("stopped; the same command goes on from here.")
@@ -105,15 +107,15 @@ class Bars:
             self._bars.remove_task(task)
         self._bars.update(self._overall, completed=done, note=title)
         if not _err.is_terminal:
-            _err.print(f"[{done}/{total}] {title}", highlight=False, markup=False, soft_wrap=True)
+            _err.print(f"[{done}/{total}] {title}", **_PLAIN)
 
     def phase(self, title: str, rounds: int | None, done: int) -> None:
         """A phase begins."""
         self._title, self._total = title, rounds or 0
         self._task = self._bars.add_task(title, total=rounds, completed=done, note="")
         if not _err.is_terminal:
-            ready = " (from the cache)" if rounds and done >= rounds else ""
-            _err.print(f"{title}{ready}", highlight=False, soft_wrap=True)
+            ready = " (done already)" if rounds and done >= rounds else ""
+            _err.print(f"{title}{ready}", **_PLAIN)
 
     def round(self, done: int, note: str) -> None:
         """A round is over."""
@@ -121,7 +123,7 @@ class Bars:
             self._bars.update(self._task, completed=done, note=note)
         if not _err.is_terminal and (note or done % 10 == 0):
             of = f" of {self._total}" if self._total else ""
-            _err.print(f"  round {done}{of} {note}".rstrip(), highlight=False, soft_wrap=True)
+            _err.print(f"  round {done}{of} {note}".rstrip(), **_PLAIN)
 
 
 def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) -> None:
@@ -135,9 +137,9 @@ def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) 
     if as_json:
         typer.echo(json.dumps(results))
         return
-    _out.print(_table(f"{recipe.title or 'Results'} (accuracies in %)", results["rows"]))
+    _out.print(_table(f"{escape(recipe.title) or 'Results'} (accuracies in %)", results["rows"]))
     _say_price(results["rows"])
-    _out.print(f"Report: {out / 'report.html'}\nResults: {out / 'results.json'}", highlight=False, soft_wrap=True)
+    _out.print(f"Report: {out / 'report.html'}\nResults: {out / 'results.json'}", **_PLAIN)
 
 
 def _set_threads(recipe: Recipe) -> None:
@@ -280,8 +282,8 @@ def compare(
 
 
 def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
-    table = Table(title=f"{recipe.title or 'Comparison'}: accuracies in %, (gap to Retrain ± deviation)", **_LOOK)
-    table.add_column("method")
+    table = Table(title=f"{escape(recipe.title) or 'Comparison'}: in %, (gap to Retrain ± deviation)", **_LOOK)
+    table.add_column("method", no_wrap=True)
     for name in ("test", "retain", "forget", "unlearned", "rounds", "bytes", "epochs"):
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
@@ -298,7 +300,7 @@ def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
     for line in lines:
         for why in line.failures:
             _out.print(f"[bold]{line.method}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
-    _out.print(f"Report: {out / 'report.html'}\nTable: {out / 'comparison.json'}", highlight=False, soft_wrap=True)
+    _out.print(f"Report: {out / 'report.html'}\nTable: {out / 'comparison.json'}", **_PLAIN)
 
 
 def _with_gap(line: Line, metric: str) -> str:
@@ -313,25 +315,17 @@ def _times(line: Line, saved: float | None) -> str:
     return f"{saved:.1f}×" if saved else "free"
 
 
-class Kind(StrEnum):
-    """What can be listed."""
-
-    methods = "methods"
-    teachers = "teachers"
-    losses = "losses"
-    datasets = "datasets"
-    models = "models"
-    recipes = "recipes"
-    optimizers = "optimizers"
-    engines = "engines"
+KINDS = ("methods", "teachers", "losses", "datasets", "models", "recipes", "optimizers", "engines")
 
 
 @app.command(name="list")
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[str, typer.Argument(help="What to list: " + ", ".join(KINDS) + ".")],
     as_json: AsJson = False,
 ) -> None:
     """List what there is, by name."""
+    if kind not in KINDS:
+        raise unknown("kind of list", kind, KINDS)
     names = _names(kind)
     if as_json:
         typer.echo(json.dumps(names))
@@ -340,19 +334,19 @@ def list_(
         typer.echo(f"{name:<22} {line}")
 
 
-def _names(kind: Kind) -> dict[str, str]:
+def _names(kind: str) -> dict[str, str]:
     from fedquit import data, distillation, engine, methods, models, recipe, virtual_teacher
     from fedquit.engine import optim
 
-    if kind is Kind.recipes:
+    if kind == "recipes":
         return {name: recipe.load(name).title for name in recipe.packaged()}
-    tables: dict[Kind, dict[str, Any]] = {
-        Kind.methods: dict(methods.METHODS),
-        Kind.teachers: dict(virtual_teacher.TEACHERS),
-        Kind.losses: dict(distillation.LOSSES),
-        Kind.datasets: dict(data.DATASETS),
-        Kind.models: dict(models.MODELS),
-        Kind.optimizers: dict(optim.OPTIMIZERS),
-        Kind.engines: dict(engine.ENGINES),
+    tables: dict[str, dict[str, Any]] = {
+        "methods": dict(methods.METHODS),
+        "teachers": dict(virtual_teacher.TEACHERS),
+        "losses": dict(distillation.LOSSES),
+        "datasets": dict(data.DATASETS),
+        "models": dict(models.MODELS),
+        "optimizers": dict(optim.OPTIMIZERS),
+        "engines": dict(engine.ENGINES),
     }
     return {name: (entry.__doc__ or "").strip().split("\n")[0] for name, entry in tables[kind].items()}

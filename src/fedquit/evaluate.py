@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedquit.core import Model, Params, Request
 from fedquit.data.federated import NOTHING, FederatedData
+from fedquit.errors import NonFiniteError
 from fedquit.fedavg import cross_entropy
 
 
@@ -36,7 +37,10 @@ def score(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int = 
             logits = model(params, xs)
             hits += int((logits.argmax(-1) == ys).sum())
             losses.append(cross_entropy(logits, ys))
-    return Score(100 * hits / y.numel(), torch.cat(losses))
+    found = torch.cat(losses)
+    if not bool(torch.isfinite(found).all()):
+        raise NonFiniteError("the loss is not finite on some examples: lower the learning rate or clip the gradient.")
+    return Score(100 * hits / y.numel(), found)
 
 
 @dataclass(frozen=True)

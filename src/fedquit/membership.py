@@ -32,6 +32,8 @@ class Membership:
 
     def join(self, clients: Sequence[ClientId], *, anew: bool = False) -> Membership:
         """Let clients in. One that was forgotten is refused unless it is enrolled anew, with consent given again."""
+        if not clients or len(set(clients)) < len(clients):
+            raise RequestError(f"clients {list(clients)} cannot join: name each of them, at least one, once.")
         for client in clients:
             if client in self.active:
                 raise RequestError(f"client {client} is in the federation already.")

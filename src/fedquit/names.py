@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """The error for a name that does not exist: it offers the nearest one, and all of them."""
-    known = sorted(known)
+    known, name = sorted(known), str(name)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UnknownNameError(f"unknown {what} {name!r}: {hint}known are {', '.join(known) or 'none'}.")
@@ -37,6 +37,16 @@ def refuse_unknown_options(what: str, make: Callable[..., object], options: Iter
     for option in options:
         if option not in {p.name for p in known}:
             raise unknown(f"option of {what}", option, [p.name for p in known])
+
+
+def source_of(path: str) -> str:
+    """The source of the module behind `package.module:attribute`; "" for a name of ours, or where there is none."""
+    if ":" not in path:
+        return ""
+    try:
+        return inspect.getsource(importlib.import_module(path.partition(":")[0]))
+    except (OSError, TypeError):
+        return ""
 
 
 def imported(path: str, what: str) -> object:

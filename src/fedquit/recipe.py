@@ -8,6 +8,7 @@ one. `extends = "other"` starts from another recipe (one level, no more); `--set
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedquit.core import ClientId, Local, Training
+from fedquit.data.samples import SELECTIONS
+from fedquit.engine.optim import OPTIMIZERS
 from fedquit.errors import InputError, UnknownNameError
 from fedquit.method import Method
 from fedquit.names import imported, lookup, unknown
@@ -118,7 +121,12 @@ class Recipe:
     engine: EngineRecipe = EngineRecipe()
 
     def __post_init__(self) -> None:
-        self.build_method()
+        method = self.build_method()
+        for optimizer in (self.train.optimizer, getattr(method, "optimizer", "sgd")):
+            lookup(OPTIMIZERS, optimizer, "optimizer")
+        _check(self.train.clients_per_round >= 0, "train.clients_per_round must be at least 0 (0: everybody)")
+        _check(min(self.train.momentum, self.train.weight_decay) >= 0, "momentum and weight decay must be at least 0")
+        _check(self.engine.threads >= 0, "engine.threads must be at least 0 (0: torch's own choice)")
         _check(self.train.rounds >= 1, "train.rounds must be at least 1")
         _check(self.train.batch_size >= 1, "train.batch_size must be at least 1")
         _check(self.train.lr > 0, "train.lr must be above 0")
@@ -127,6 +135,7 @@ class Recipe:
         _check(0 <= self.data.holdout < 1, "data.holdout must be at least 0 and below 1")
         _check(0 <= self.data.public < 1, "data.public must be at least 0 and below 1")
         _check(self.recover.max_rounds >= 0, "recover.max_rounds must be at least 0")
+        _ = self.train.training()
         _check(len(self.request) > 0, "a recipe needs at least one [[request]]")
         _check(
             self.retrain or self.recover.until == "rounds",
@@ -134,6 +143,8 @@ class Recipe:
         )
         for event in self.request:
             _check(0 <= event.samples < 1, "request.samples must be at least 0 and below 1 (0: the whole client)")
+            lookup(SELECTIONS, event.choose, "selection of samples")
+            _check(event.rounds >= 1, "the rounds after a join must be at least 1")
 
     @property
     def method_name(self) -> str:
@@ -155,7 +166,16 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON; `build(Recipe, …)` reads it back."""
-        return dataclasses.asdict(self)
+        plain: dict[str, Any] = _jsonable(dataclasses.asdict(self))
+        return plain
+
+
+def _jsonable(value: Any) -> Any:  # noqa: ANN401 - by nature
+    if isinstance(value, dict):
+        return {k: _jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(v) for v in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value  # JSON has no infinity
 
 
 def _check(holds: bool, sentence: str) -> None:
@@ -179,7 +199,8 @@ def load(where: str, settings: Sequence[str] = ()) -> Recipe:
         if "extends" in below:
             raise InputError(f"{where} extends {base}, which extends another: only one level is allowed.")
         content = _merged(below, content)
-    for setting in settings:
+    content.setdefault("request", [{}])
+    for setting in sorted(settings, key=lambda s: not s.startswith("method.name=")):  # a new method, then its keys
         _set(content, setting)
     return build(Recipe, content, "recipe")
 
@@ -187,14 +208,16 @@ def load(where: str, settings: Sequence[str] = ()) -> Recipe:
 def _read(where: str) -> dict[str, Any]:
     path = Path(where)
     if path.suffix != ".toml":
+        if path.exists():
+            raise InputError(f"the recipe {path} does not end in .toml: rename it.")
         if where not in packaged():
             raise unknown("recipe", where, packaged())
         text = (resources.files("fedquit") / "recipes" / f"{where}.toml").read_text()
     else:
         try:
-            text = path.read_text()
-        except OSError as error:
-            raise InputError(f"cannot read the recipe {path} ({error.strerror}): check the path.") from error
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read the recipe {path} ({error}): check the path.") from error
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -203,6 +226,8 @@ def _read(where: str) -> dict[str, Any]:
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     out = dict(below)
+    if "method" in above and above["method"].get("name") not in (None, out.get("method", {}).get("name")):
+        out.pop("method", None)  # the settings of one method mean nothing to another
     for key, value in above.items():
         out[key] = _merged(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
     return out
@@ -217,14 +242,20 @@ def _set(content: dict[str, Any], setting: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text  # a bare word is a string
     *folders, last = key.strip().split(".")
+    if key == "method.name" and content.get("method", {}).get("name") != value:
+        content["method"] = {}
     at: Any = content
     for folder in folders:
         if isinstance(at, list):  # request.0.clients=[1]
             at = _entry(at, folder, key)
             continue
+        if not isinstance(at, dict):
+            raise InputError(f"--set {setting!r}: what is before {folder!r} is a value, not a section.")
         at = at.setdefault(folder, {})
         if not isinstance(at, dict | list):
             raise InputError(f"--set {setting!r}: {folder!r} is a value, not a section.")
+    if not isinstance(at, dict | list):
+        raise InputError(f"--set {setting!r}: {folders[-1]!r} is a value, not a section.")
     if isinstance(at, list):
         raise InputError(f"--set {setting!r}: say which entry, for example {folders[0]}.0.{last}.")
     at[last] = value
@@ -259,8 +290,10 @@ def _converted(value: Any, hint: Any, where: str) -> Any:  # noqa: ANN401 - by n
         if value not in get_args(hint):
             raise unknown(f"value of {where}", str(value), [str(a) for a in get_args(hint)])
         return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and (value in ("inf", "-inf") or (isinstance(value, int) and not isinstance(value, bool))):
         return float(value)
+    if isinstance(value, float) and math.isnan(value):
+        raise InputError(f"{where} is not a number: correct the recipe.")
     expected = origin or hint
     if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
         name = getattr(hint, "__name__", str(hint))

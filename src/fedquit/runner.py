@@ -10,7 +10,8 @@ import dataclasses
 import json
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -19,10 +20,10 @@ from typing import Any
 import torch
 
 from fedquit import __version__
-from fedquit.core import ClientId, Request, State
+from fedquit.core import ClientId, Request, State, Trained
 from fedquit.data.federated import FederatedData
 from fedquit.data.samples import choose_samples
-from fedquit.errors import InputError, StoreError
+from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.evaluate import Evaluation
 from fedquit.fedavg import fedavg
 from fedquit.membership import Membership
@@ -31,7 +32,7 @@ from fedquit.recipe import EventRecipe, Recipe
 from fedquit.rows import Recovery, Row, RowMaker, mean_curve, mean_row
 from fedquit.session import Event, Progress, Session, advance
 from fedquit.store import Journal, Kept, StateFile, append_line, locked, read_json, write_json
-from fedquit.training import Attached, Federated, Reporter, Silent, driven, train
+from fedquit.training import Attached, Reporter, Silent, driven, train
 from fedquit.world import World, open_world
 
 SCHEMA = 1
@@ -51,28 +52,35 @@ def run(
     """
     reporter = reporter or Silent()
     cache = cache or out.parent / "cache"
+    world = open_world(recipe)
+    serving = _Serving(world, out, cache, reporter, attached or {recipe.method_name: world.method})
     with locked(out):
-        _claim(out, recipe)
-        world = open_world(recipe)
-        attached = attached or {recipe.method_name: world.method}
-        rows = list(_Serving(world, out, cache, reporter, attached).rows())
+        _claim(out, world)
+        rows = list(serving.rows())
         results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
         write_json(out / "results.json", results)
     return results
 
 
-def _claim(out: Path, recipe: Recipe) -> None:
-    """A folder belongs to one recipe: going on with another would mix two runs."""
-    path, mine = out / "recipe.json", json.loads(json.dumps(recipe.to_dict()))
-    if path.exists():
-        differing = sorted(_differences(read_json(path), mine))
-        if differing:
-            raise StoreError(
-                f"{out} holds a run of another recipe (it differs in {', '.join(differing[:3])}): "
-                "choose another --out, or delete the folder."
-            )
-    else:
+def _claim(out: Path, world: World) -> None:
+    """A folder belongs to one recipe, on one world: going on with another would mix two runs."""
+    path = out / "recipe.json"
+    mine = {"recipe": world.recipe.to_dict(), "data and network": world.fingerprint()}
+    if not path.exists():
         write_json(path, mine)
+        return
+    theirs = read_json(path)
+    differing = sorted(_differences(theirs.get("recipe"), mine["recipe"]))
+    if differing:
+        raise StoreError(
+            f"{out} holds a run of another recipe (it differs in {', '.join(differing[:3])}): "
+            "choose another --out, or delete the folder."
+        )
+    if theirs != mine:
+        raise StoreError(
+            f"{out} holds a run on other data, or with another network, though the recipe reads the same: "
+            "choose another --out, or delete the folder."
+        )
 
 
 def _differences(a: Any, b: Any, where: str = "") -> Iterator[str]:  # noqa: ANN401 - JSON is anything
@@ -89,66 +97,84 @@ def versions() -> dict[str, str]:
     return {"fedquit": __version__, "python": platform.python_version(), "torch": torch.__version__, **packages}
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Where a federation stands between two events."""
+
+    data: FederatedData
+    membership: Membership
+    trained: Trained
+    kept: Kept
+    progress: Progress  # of the phase that led here
+    before_leaving: Mapping[ClientId, FederatedData] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A request and the data with its examples marked, checked before any work begins."""
+
+    number: int
+    event: EventRecipe
+    request: Request
+    data: FederatedData
+    folder: Path
+
+
 class _Serving:
     """The events of a recipe, one after the other, from Original on."""
 
     def __init__(self, world: World, out: Path, cache: Path, reporter: Reporter, attached: Attached) -> None:
         self.world, self.out, self.cache, self.reporter, self.attached = world, out, cache, reporter, attached
         self.recipe, self.method, self.name = world.recipe, world.method, world.recipe.method_name
-        self.data, self.membership = world.data, Membership(world.data.clients)
-        self.before_leaving: dict[ClientId, FederatedData] = {}
+        self._check_events()
 
     def rows(self) -> Iterator[Row]:
         """One row for each phase of each request."""
-        requests = self._requests()
-        original = self._train_original(requests)
-        self.trained, self.kept, self.found = original.trained, original.kept, original.progress
-        for number, (event, request) in enumerate(zip(self.recipe.request, requests, strict=True)):
-            if request is None:
-                yield self._join(number, event)
-            else:
-                yield from self._forget(number, event, request)
+        standing = self._original()
+        for number, event in enumerate(self.recipe.request):
+            serve = self._join if event.kind == "join" else self._forget
+            standing = yield from serve(number, event, standing)
 
-    def _requests(self) -> list[Request | None]:
+    def _check_events(self) -> None:
         """Look through all events before any work begins: a request that cannot be served is refused at once."""
-        if self.method.needs_public_data and len(self.data.public) == 0:
+        if self.method.needs_public_data and len(self.world.data.public) == 0:
             raise InputError(f"{self.name} needs data of the server's own, and there is none: set data.public = 0.05.")
-        members = self.membership
-        found: list[Request | None] = []
+        data, members = self.world.data, Membership(self.world.data.clients)
+        before: dict[ClientId, FederatedData] = {}
         for event in self.recipe.request:
             if event.kind == "join":
                 members = members.join(event.clients, anew=event.anew)
-                found.append(None)
+                data = _joined(data, event.clients, before)
                 continue
-            request = Request(event.clients, samples=event.samples > 0)
-            members = members.serve(request)
+            request = _request(event)
+            members.check(request)
             self.method.check(request)
-            found.append(request)
-        return found
+            before |= dict.fromkeys(request.clients, data)
+            data, members = self._marked(event, data).after(request), members.serve(request)
 
-    def _train_original(self, requests: list[Request | None]) -> Federated:
-        data = self.data
-        event, request = next(
-            ((e, r) for e, r in zip(self.recipe.request, requests, strict=True) if r is not None), (None, None)
-        )
-        if event and request and any(m.knows_request for m in self.attached.values()):
-            data = self._marked(event, request)
+    def _original(self) -> Standing:
+        event = next((e for e in self.recipe.request if e.kind == "forget"), None)
+        data, request = self.world.data, _request(event) if event else None
+        seen = self._marked(event, data) if event and any(m.knows_request for m in self.attached.values()) else data
         title = "Original: everybody trains"
         hooks: dict[str, Any] = {"attached": self.attached, "request": request}
-        return train(self.world, data, self.cache, reporter=self.reporter, title=title, **hooks)
+        found = train(self.world, seen, self.cache, reporter=self.reporter, title=title, **hooks)
+        return Standing(data, Membership(data.clients), found.trained, found.kept, found.progress)
 
-    def _marked(self, event: EventRecipe, request: Request) -> FederatedData:
+    def _marked(self, event: EventRecipe, data: FederatedData) -> FederatedData:
         samples = None
-        if request.samples:
-            samples = choose_samples(self.data, event.clients, event.samples, event.choose, self.recipe.seed)
-        return self.data.mark(request, samples)
+        if event.samples:
+            samples = choose_samples(data, event.clients, event.samples, event.choose, self.recipe.seed)
+        return data.mark(_request(event), samples)
 
-    def _begin(self, data: FederatedData, kept: Kept, journal: Path | None = None) -> tuple[Session, Metered]:
+    def _begin(
+        self, data: FederatedData, kept: Kept, present: tuple[ClientId, ...], journal: Path | None = None
+    ) -> tuple[Session, Metered]:
         """A federation for a phase, and the meter around it."""
         session = Session(
             self.world.engine(data, kept.clients),
             self.recipe.seed,
-            self.membership.active,
+            present,
             Journal(journal) if journal else None,
             kept.own,
             self._log,
@@ -158,11 +184,12 @@ class _Serving:
     def _log(self, event: Event) -> None:
         append_line(self.out / "events.jsonl", json.dumps(event))
 
-    def _forget(self, number: int, event: EventRecipe, request: Request) -> Iterator[Row]:
-        data, folder = self._marked(event, request), self.out / f"request-{number}"
+    def _forget(self, number: int, event: EventRecipe, found: Standing) -> Generator[Row, None, Standing]:
+        request, data = _request(event), self._marked(event, found.data)
+        served = Served(number, event, request, data, self.out / f"request-{number}")
         who = Evaluation(self.world.model, data, request)
         row = RowMaker(who, self.recipe, number, request)
-        yield row("original", "original", self.found, self.trained.training.rounds)
+        yield row("original", "original", found.progress)
 
         target = math.inf
         if self.recipe.retrain:
@@ -171,50 +198,56 @@ class _Serving:
             yield row("retrain", "retrained", gold)
             target = who.test(gold.state.params).accuracy
 
-        unlearned = self._unlearn(number, data, request, folder)
-        price = who.price_of_forgetting(self.found.state.params, unlearned.state.params)
+        found, unlearned = self._unlearn(served, found)
+        price = who.price_of_forgetting(found.progress.state.params, unlearned.state.params)
         yield row(self.name, "unlearned", unlearned) | {"price_of_forgetting": price}
 
-        self.membership = self.membership.serve(request)
-        runs = self._recover(number, data, request, unlearned.state.fresh(), who, target)
+        runs = self._recover(served, found, unlearned.state.fresh(), who, target)
         rows = [row(self.name, "recovered", r.progress) for r in runs]
         yield mean_row(rows) | {"curve": mean_curve([r.curve for r in runs])}
 
-        self.found, self.kept = dataclasses.replace(runs[0].progress, state=runs[0].state.settled()), runs[0].kept
-        self.before_leaving |= dict.fromkeys(request.clients, self.data)
-        self.data = data.after(request)
-        self.trained = dataclasses.replace(self.trained, params=self.found.state.params)
+        progress = dataclasses.replace(runs[0].progress, state=runs[0].state.settled())
+        return dataclasses.replace(
+            found,
+            data=data.after(request),
+            membership=found.membership.serve(request),
+            trained=_now(found.trained, progress, data.after(request)),
+            kept=runs[0].kept,
+            progress=progress,
+            before_leaving={**found.before_leaving, **dict.fromkeys(request.clients, found.data)},
+        )
 
-    def _unlearn(self, number: int, data: FederatedData, request: Request, folder: Path) -> Progress:
-        self.kept = Kept.open(folder / "unlearning", self.kept)
-        self.trained = dataclasses.replace(self.trained, memory=self.kept.of(self.name))
-        session, fed = self._begin(data, self.kept, folder / "journal")
-        rounds, file = self.method.rounds(self.trained, request), StateFile(folder / "unlearned.safetensors")
+    def _unlearn(self, served: Served, found: Standing) -> tuple[Standing, Progress]:
+        kept = Kept.open(served.folder / "unlearning", found.kept)
+        trained = dataclasses.replace(found.trained, memory=kept.of(self.name))
+        session, fed = self._begin(served.data, kept, found.membership.active, served.folder / "journal")
+        rounds, file = self.method.rounds(trained, served.request), StateFile(served.folder / "unlearned.safetensors")
 
         def step(state: State) -> State:
-            return self.method.unlearn(fed, state, self.trained, request)
+            return self.method.unlearn(fed, state, trained, served.request)
 
-        phase = advance(session, f"unlearn-{number}", self.found.state.fresh(), step, file, rounds, fed)
-        return driven(phase, self.reporter, f"Unlearning: {self.name}", rounds)
+        phase = advance(session, f"unlearn-{served.number}", found.progress.state.fresh(), step, file, rounds, fed)
+        unlearned = driven(phase, self.reporter, f"Unlearning: {self.name}", rounds)
+        return dataclasses.replace(found, kept=kept, trained=trained), unlearned
 
-    def _recover(
-        self, number: int, data: FederatedData, request: Request, start: State, who: Evaluation, target: float
-    ) -> list[Recovery]:
+    def _recover(self, served: Served, found: Standing, start: State, who: Evaluation, target: float) -> list[Recovery]:
         """Ordinary training without the forgotten data, until the test accuracy reaches Retrain's or rounds are up.
 
         The paper compares the test accuracy "averaged over three runs": then three recoveries go on side by side, with
         other random numbers, until the mean of their accuracies is there.
         """
-        spec, folder = self.recipe.recover, self.out / f"request-{number}"
+        spec, request = self.recipe.recover, served.request
         most = spec.max_rounds if self.method.recovers else 0
+        left = served.data.after(request)  # the forgotten data is out of reach, whatever a method asks for
         runs = []
         for i in range(3 if spec.until == "retrained-mean-of-3" else 1):
-            kept = Kept.open(folder / f"recovery-{i}", self.kept)
-            session, fed = self._begin(data, kept)
-            step = partial(self._recovery_round, fed, request)
-            phase = f"recover-{number}" + (f"-run{i}" if i else "")
-            rounds = advance(session, phase, start, step, StateFile(folder / f"recovered-{i}.safetensors"), meter=fed)
-            runs.append(Recovery(rounds, who, folder / f"curve-{i}.json", kept))
+            kept = Kept.open(served.folder / f"recovery-{i}", found.kept)
+            session, fed = self._begin(left, kept, left.clients)
+            step = partial(self._recovery_round, fed, found.trained, request)
+            phase = f"recover-{served.number}" + (f"-run{i}" if i else "")
+            file = StateFile(served.folder / f"recovered-{i}.safetensors")
+            rounds = advance(session, phase, start, step, file, meter=fed)
+            runs.append(Recovery(rounds, who, served.folder / f"curve-{i}.json", kept))
         self.reporter.phase("Recovery: ordinary training goes on", most, runs[0].state.round)
         while True:
             behind = min(r.state.round for r in runs)
@@ -228,24 +261,45 @@ class _Serving:
                 if r.state.round == behind:
                     r.step()
 
-    def _recovery_round(self, fed: Metered, request: Request, state: State) -> State:
-        return self.method.recover(fed, state, self.trained, request)
+    def _recovery_round(self, fed: Metered, trained: Trained, request: Request, state: State) -> State:
+        return self.method.recover(fed, state, trained, request)
 
-    def _join(self, number: int, event: EventRecipe) -> Row:
+    def _join(self, number: int, event: EventRecipe, found: Standing) -> Generator[Row, None, Standing]:
         """Clients join, or are enrolled anew, and training goes on with them."""
-        self.membership = self.membership.join(event.clients, anew=event.anew)
-        for client in event.clients:  # with what it had when it left: samples forgotten before stay forgotten
-            self.data = self.data.join(client, self.before_leaving[client])
+        members = found.membership.join(event.clients, anew=event.anew)
+        data = _joined(found.data, event.clients, found.before_leaving)
         folder = self.out / f"request-{number}"
-        self.kept = Kept.open(folder / "joining", self.kept)
-        session, fed = self._begin(self.data, self.kept)
+        kept = Kept.open(folder / "joining", found.kept)
+        session, fed = self._begin(data, kept, members.active)
         file = StateFile(folder / "joined.safetensors")
 
         def step(state: State) -> State:
-            return fedavg(fed, state, self.trained.training, self.membership.active)
+            return fedavg(fed, state, found.trained.training, members.active)
 
-        phase = advance(session, f"join-{number}", self.found.state.fresh(), step, file, event.rounds, fed)
-        self.found = driven(phase, self.reporter, "Training with the clients that joined", event.rounds)
-        self.trained = dataclasses.replace(self.trained, params=self.found.state.params)
-        who = Evaluation(self.world.model, self.data, Request(event.clients))
-        return RowMaker(who, self.recipe, number, None)(self.name, "joined", self.found)
+        phase = advance(session, f"join-{number}", found.progress.state.fresh(), step, file, event.rounds, fed)
+        progress = driven(phase, self.reporter, "Training with the clients that joined", event.rounds)
+        who = Evaluation(self.world.model, data, Request(event.clients))
+        yield RowMaker(who, self.recipe, number, None)(self.name, "joined", progress)
+        trained = _now(found.trained, progress, data)
+        changes: dict[str, Any] = {"data": data, "membership": members, "trained": trained}
+        return dataclasses.replace(found, kept=kept, progress=progress, **changes)
+
+
+def _request(event: EventRecipe) -> Request:
+    return Request(event.clients, samples=event.samples > 0)
+
+
+def _joined(
+    data: FederatedData, clients: Sequence[ClientId], before_leaving: Mapping[ClientId, FederatedData]
+) -> FederatedData:
+    for client in clients:  # each with what it had when it left: samples forgotten before stay forgotten
+        if client not in before_leaving:
+            raise RequestError(f"client {client} cannot join: it never was in this federation, and has no data here.")
+        data = data.join(client, before_leaving[client])
+    return data
+
+
+def _now(trained: Trained, progress: Progress, data: FederatedData) -> Trained:
+    """What the next request finds."""
+    examples = {c: len(data.view(c, "all")) for c in data.clients}
+    return dataclasses.replace(trained, params=progress.state.params, examples=examples)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from fedquit.core import SERVER, ClientId, Model, Params, Reply, Sent, Split, State, Task
 from fedquit.engine import Address, Ask, Engine
-from fedquit.errors import RequestError
+from fedquit.errors import InputError, RequestError
 from fedquit.meter import Costs, Metered
 from fedquit.params import require_finite, require_same_shapes
 from fedquit.store import DiskMemory, Journal, StateFile
@@ -57,7 +57,7 @@ class Session:
 
     def _move_memories(self, address: Address) -> None:
         for memory in self.memories:
-            memory.move(address.round * 1_000 + address.question)
+            memory.move(address.round * 1_000_000 + address.question)
 
     def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
         """Ask these clients; their replies stream in the order of `clients`."""
@@ -73,7 +73,9 @@ class Session:
         """Do a task on the server's own public data."""
         ask = self._ask(task, [SERVER], "all", sent)
         (reply,) = self.engine.run(ask)
-        return _checked(reply, ask).params
+        if reply.examples == 0:
+            raise InputError("the server has no data of its own to work on: set data.public = 0.05.")
+        return _checked(reply, ask, SERVER).params
 
     def _ask(self, task: Task, clients: Sequence[ClientId], split: Split, sent: Sent) -> Ask:
         ask = Ask(task, tuple(clients), split, sent, self.address)
@@ -89,14 +91,15 @@ class Session:
                 yield stored[client]
                 continue
             self._move_memories(ask.address)
-            reply = _checked(next(fresh), ask)
+            reply = _checked(next(fresh), ask, client)
             if self.journal:
                 self.journal.put(place, reply)
             self.log(_event(ask, reply))
             yield reply
 
 
-def _checked(reply: Reply, ask: Ask) -> Reply:
+def _checked(reply: Reply, ask: Ask, client: ClientId) -> Reply:
+    assert reply.client == client, "an engine answers in the order of the question"
     whose = f"the reply of client {reply.client} in round {ask.address.round + 1} of phase {ask.address.phase!r}"
     require_finite(reply.params, whose)
     start = ask.sent.get("start", {})

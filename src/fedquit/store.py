@@ -8,11 +8,12 @@ safetensors with a checksum; nothing is ever pickled.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
-from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,9 @@ def append_line(path: Path, line: str) -> None:
     with _told(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, f"{line}\n".encode())
+            content = f"{line}\n".encode()
+            if os.write(descriptor, content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
 
@@ -99,8 +102,12 @@ def save_params(path: Path, params: Params, meta: Meta | None = None) -> None:
         if whole[n].data_ptr() in seen:  # safetensors wants every tensor to have memory of its own
             whole[n] = whole[n].clone()
         seen.add(whole[n].data_ptr())
-    head = {"checksum": fingerprint(whole), "meta": json.dumps(dict(meta or {}))}
-    write_atomic(path, save(whole, metadata=head))
+    described = json.dumps(dict(meta or {}))
+    write_atomic(path, save(whole, metadata={"checksum": _checksum(whole, described), "meta": described}))
+
+
+def _checksum(params: Params, described: str) -> str:
+    return hashlib.blake2b(f"{fingerprint(params)}{described}".encode(), digest_size=16).hexdigest()
 
 
 def load_params(path: Path) -> tuple[Params, Meta]:
@@ -111,7 +118,7 @@ def load_params(path: Path) -> tuple[Params, Meta]:
             params = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError, ValueError) as error:
         raise _damaged(path, str(error)) from error
-    if head.get("checksum") != fingerprint(params):
+    if head.get("checksum") != _checksum(params, head.get("meta", "")):
         raise _damaged(path, "its checksum does not fit")
     meta: Meta = json.loads(head["meta"])
     return params, meta
@@ -186,18 +193,21 @@ class DiskMemory(MutableMapping[str, Params]):
     """A mapping on disk whose entries are versioned by their place in the run, and read one at a time.
 
     A question that is asked again after a kill must find what it found the first time. So an entry written at a place
-    is visible at later places, and at that place only to the attempt that wrote it.
+    is visible at later places, and at that place only to the attempt that wrote it. Below it may lie another memory,
+    that of an earlier phase: it is read through, and never changed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, below: Memory | None = None) -> None:
+        self.folder, self.below = folder, below if below is not None else {}
         self.place = END
         self._fresh: set[str] = set()  # written at this place by this attempt
         self._versions: dict[str, list[int]] = {}
         self._gone: set[tuple[str, int]] = set()  # versions that say: deleted here
         for path in sorted(p for p in folder.glob("*@*") if p.suffix in (".safetensors", ".gone")):
             name, _, version = path.stem.rpartition("@")
-            self._versions.setdefault(unquote(name), []).append(int(version))
+            versions = self._versions.setdefault(unquote(name), [])
+            if int(version) not in versions:
+                versions.append(int(version))
             if path.suffix == ".gone":
                 self._gone.add((unquote(name), int(version)))
 
@@ -222,26 +232,28 @@ class DiskMemory(MutableMapping[str, Params]):
         suffix = "gone" if (key, version) in self._gone else "safetensors"
         return self.folder / f"{quote(key, safe='')}@{version:015d}.{suffix}"
 
-    def _visible(self, key: str) -> int | None:
+    def _seen(self, key: str) -> int | None:
         versions = self._versions.get(key, [])
-        seen = max((v for v in versions if v < self.place or (v == self.place and key in self._fresh)), default=None)
-        return None if seen is None or (key, seen) in self._gone else seen
-
-    def _found(self, key: str) -> Path:
-        version = self._visible(key)
-        if version is None:
-            raise KeyError(key)
-        return self._path(key, version)
-
-    def __getitem__(self, key: str) -> Params:
-        return load_params(self._found(key))[0]
+        return max((v for v in versions if v < self.place or (v == self.place and key in self._fresh)), default=None)
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self._visible(key) is not None
+        if not isinstance(key, str):
+            return False
+        seen = self._seen(key)
+        return key in self.below if seen is None else (key, seen) not in self._gone
+
+    def __getitem__(self, key: str) -> Params:
+        if key not in self:
+            raise KeyError(key)
+        seen = self._seen(key)
+        return self.below[key] if seen is None else load_params(self._path(key, seen))[0]
 
     def size_of(self, key: str) -> int:
         """The bytes of an entry's numbers, from the file's head alone."""
-        path = self._found(key)
+        seen = self._seen(key)
+        if seen is None:
+            return self.below.size_of(key) if isinstance(self.below, DiskMemory) else nbytes(self.below[key])
+        path = self._path(key, seen)
         with path.open("rb") as file:
             head = int.from_bytes(file.read(8), "little")
         return path.stat().st_size - 8 - head
@@ -261,13 +273,16 @@ class DiskMemory(MutableMapping[str, Params]):
         self._wrote(key)
 
     def __delitem__(self, key: str) -> None:
-        self._found(key)
+        if key not in self:
+            raise KeyError(key)
+        whole = self._path(key, self.place)
         self._gone.add((key, self.place))
         write_atomic(self._path(key, self.place), b"")
+        whole.unlink(missing_ok=True)
         self._wrote(key)
 
     def __iter__(self) -> Iterator[str]:
-        return (key for key in sorted(self._versions) if key in self)
+        return (key for key in sorted(self._versions.keys() | set(self.below)) if key in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -298,19 +313,17 @@ class Shelf(MutableMapping[str, Params]):
         return sum(1 for _ in self)
 
 
-def _size(memory: Memory, key: str) -> int:
-    if isinstance(memory, ChainMap):
-        return _size(next(m for m in memory.maps if key in m), key)
-    return memory.size_of(key) if isinstance(memory, DiskMemory) else nbytes(memory[key])
-
-
 @dataclass(frozen=True)
 class Kept:
     """What the server and the clients keep between rounds: what a phase writes lies over all that came before it."""
 
-    server: Memory
-    clients: Memory  # by "client/name"
-    own: tuple[DiskMemory, ...] = ()  # this phase's
+    server: DiskMemory
+    clients: DiskMemory  # by "client/name"
+
+    @property
+    def own(self) -> tuple[DiskMemory, DiskMemory]:
+        """Both."""
+        return self.server, self.clients
 
     def of(self, method: str) -> Memory:
         """The server's shelf of one method: methods that watch the same training do not see each other's."""
@@ -318,8 +331,8 @@ class Kept:
 
     def stored(self, method: str, at_home: Sequence[str]) -> tuple[int, int]:
         """The bytes that a method keeps at the server, and at all clients together under the names `at_home`."""
-        server = sum(_size(self.server, key) for key in self.server if key.startswith(f"{method}/"))
-        clients = sum(_size(self.clients, key) for key in self.clients if key.partition("/")[2] in at_home)
+        server = sum(self.server.size_of(key) for key in self.server if key.startswith(f"{method}/"))
+        clients = sum(self.clients.size_of(key) for key in self.clients if key.partition("/")[2] in at_home)
         return server, clients
 
     @classmethod
@@ -327,10 +340,8 @@ class Kept:
         """For a phase whose files lie in that folder."""
         for earlier in before.own if before else ():
             earlier.close()
-        server, clients = DiskMemory(folder / "server"), DiskMemory(folder / "clients")
-        if before is None:
-            return cls(server, clients, (server, clients))
-        return cls(ChainMap(server, before.server), ChainMap(clients, before.clients), (server, clients))
+        below: tuple[Memory | None, Memory | None] = before.own if before else (None, None)
+        return cls(DiskMemory(folder / "server", below[0]), DiskMemory(folder / "clients", below[1]))
 
 
 @contextlib.contextmanager

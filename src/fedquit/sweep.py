@@ -45,6 +45,8 @@ class Candidate:
     def from_rows(cls, lr: float, unlearned: Row, row: Row) -> Candidate:
         """From the rows of a run."""
         names = [f.name for f in dataclasses.fields(cls) if f.name in row]
+        if "auc" not in names:
+            raise InputError("the leaving client is too small for holdout data: raise data.holdout or take another.")
         return cls(lr, unlearned["forget_acc"], **{name: row[name] for name in names})
 
     @property

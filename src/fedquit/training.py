@@ -23,6 +23,7 @@ from fedquit.errors import StoreError
 from fedquit.fedavg import fedavg
 from fedquit.meter import Metered
 from fedquit.method import Method
+from fedquit.names import source_of
 from fedquit.params import nbytes
 from fedquit.session import Progress, Session, advance
 from fedquit.store import Kept, StateFile, locked
@@ -76,10 +77,27 @@ def train(
     `attached` methods prepare for a `request`: they watch, or replace a client's task.
     """
     attached = {name: m for name, m in (attached or {}).items() if m.shapes_training} if request else {}
-    folder, training = cache / _key(world, data, attached, request), world.training
-    kept, file = Kept.open(folder), StateFile(folder / "state.safetensors")
+    folder = cache / _key(world, data, attached, request)
+    with locked(folder, wait=True):  # before anything is read: another process may be at work on the same training
+        kept, progress = _trained(world, data, folder, attached, request, reporter, title)
+    examples = {c: len(data.view(c, "all")) for c in data.clients}
+    return Federated(Trained(progress.state.params, world.initial, world.training, examples, {}), kept, progress)
+
+
+def _trained(
+    world: World,
+    data: FederatedData,
+    folder: Path,
+    attached: Attached,
+    request: Request | None,
+    reporter: Reporter,
+    title: str,
+) -> tuple[Kept, Progress]:
+    kept, file, training = Kept.open(folder), StateFile(folder / "state.safetensors"), world.training
     session = Session(world.engine(data, kept.clients), world.recipe.seed, data.clients, memories=kept.own)
     meter = Metered(session)
+    if not file.path.exists():
+        require_disk(world, folder, attached)
 
     def replace_task(task: Task, client: ClientId) -> Task:
         for method in attached.values():
@@ -106,13 +124,8 @@ def train(
             replace_task=replace_task,
         )
 
-    with locked(folder, wait=True):
-        if not file.path.exists():
-            require_disk(world, folder, attached)
-        rounds = advance(session, "train", State(world.initial), step, file, training.rounds, meter)
-        progress = driven(rounds, reporter, title, training.rounds)
-    examples = {c: len(data.view(c, "all")) for c in data.clients}
-    return Federated(Trained(progress.state.params, world.initial, training, examples, {}), kept, progress)
+    rounds = advance(session, "train", State(world.initial), step, file, training.rounds, meter)
+    return kept, driven(rounds, reporter, title, training.rounds)
 
 
 def _key(world: World, data: FederatedData, attached: Attached, request: Request | None) -> str:
@@ -122,9 +135,10 @@ def _key(world: World, data: FederatedData, attached: Attached, request: Request
         "schema": CACHE_SCHEMA,
         "data": data.fingerprint(),
         "model": dataclasses.asdict(recipe.model),
+        "network": world.network,
         "train": dataclasses.asdict(recipe.train),
         "seed": recipe.seed,
-        "attached": repr((sorted(attached.items()), knowing)) if attached else "",
+        "attached": repr((sorted(attached.items()), knowing, [source_of(n) for n in attached])) if attached else "",
     }
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=12).hexdigest()
 

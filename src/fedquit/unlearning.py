@@ -92,14 +92,14 @@ def unlearn(
     settings = checked_options(teacher, teacher_options)
     lookup(LOSSES, loss, "loss")
     new_optimizer = lookup(OPTIMIZERS, optimizer, "optimizer")
-    if not (math.isfinite(lr) and lr > 0):
+    if not is_rate(lr):
         raise InputError(f"lr is {lr} and has to be a finite number above 0, such as 1e-4.")
     check_count("epochs", epochs)
     check_count("batch_size", batch_size)
     place = torch.device(device) if device is not None else next((p.device for p in model.parameters()), CPU)
 
     generator = torch.Generator().manual_seed(seed)
-    batches = Batches(data, epochs, batch_size, generator)
+    batches = Batches(as_pair(data), epochs, batch_size, generator)
     taught = copy.deepcopy(model).to(place).eval()
     student = copy.deepcopy(model).to(place).train()
     student.zero_grad(set_to_none=True)
@@ -140,6 +140,17 @@ def unlearn(
 CPU = torch.device("cpu")
 EMPTY = "the data is empty: give at least one sample to forget."
 WRAP = "wrap the data so that it gives pairs (x, y) of an input tensor and integer labels"
+
+
+def is_rate(lr: object) -> bool:
+    """A finite number above 0."""
+    return isinstance(lr, int | float) and math.isfinite(lr) and lr > 0
+
+
+def as_pair(data: Any) -> Data:  # noqa: ANN401 - whatever somebody gives
+    """A list [x, y] of two tensors is the tuple (x, y); all else stays."""
+    pair = isinstance(data, list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+    return tuple(data) if pair else data
 
 
 def check_count(name: str, count: object) -> None:

@@ -280,6 +280,11 @@ def virtual_logits(logits: Tensor, labels: Tensor, teacher: str = "min", **optio
     if seeded and options:
         raise unknown(f"option of teacher {teacher!r}", next(iter(options)), ["seed"])
     settings = checked_options(teacher, options)
+    for given in list[object]((logits, labels)):
+        if not isinstance(given, Tensor):
+            raise InputError("logits and labels must be tensors: convert them with torch.as_tensor.")
+    if not isinstance(seed, int):
+        raise InputError(f"seed is {seed!r}: give a whole number.")
     check_labels(labels, logits)
     if not logits.isfinite().all():
         raise NonFiniteError("logits hold NaN or infinity: check the model that made them.")

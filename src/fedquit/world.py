@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 
 import torch
 
 from fedquit.core import Memory, Model, Params, Training
 from fedquit.data import federate, load_dataset
-from fedquit.data.federated import FederatedData
+from fedquit.data.federated import Dataset, FederatedData
 from fedquit.engine import Address, Engine, open_engine
+from fedquit.errors import InputError
 from fedquit.method import Method
-from fedquit.models import load_model
+from fedquit.models import FunctionalModel, load_model
+from fedquit.names import source_of
+from fedquit.params import fingerprint
 from fedquit.recipe import Recipe
+from fedquit.virtual_teacher import check_labels
 
 
 @dataclass(frozen=True)
@@ -23,10 +28,24 @@ class World:
 
     recipe: Recipe
     data: FederatedData
-    model: Model
+    model: FunctionalModel
     training: Training
     initial: Params
     method: Method
+
+    def fingerprint(self) -> str:
+        """A hash of the data, the network and its first parameters: of all that a recipe only names."""
+        data = self.data.dataset
+        parts = {"test_x": data.test_x, "test_y": data.test_y}
+        parts |= {f"holdout {c}": h for c, h in self.data.holdout.items()}
+        words = [self.data.fingerprint(), fingerprint(parts), self.network]
+        return hashlib.blake2b("".join(words).encode(), digest_size=16).hexdigest()
+
+    @property
+    def network(self) -> str:
+        """A hash of the network: its layers, its first parameters, and its source where a user brought it."""
+        words = [self.model.signature(), fingerprint(self.initial), source_of(self.recipe.model.name)]
+        return hashlib.blake2b("".join(words).encode(), digest_size=16).hexdigest()
 
     def engine(self, data: FederatedData, homes: Memory) -> Engine:
         """The engine that the recipe names, over this data."""
@@ -53,4 +72,22 @@ def open_world(recipe: Recipe) -> World:
     shape = tuple(dataset.x.shape[1:])
     model = load_model(recipe.model.name, shape, dataset.classes, dtype=dtype, **recipe.model.options)
     initial = model.init(Address(recipe.seed, "init").seed_for("server"))
+    _probe(model, initial, dataset)
     return World(recipe, data, model, recipe.train.training(), initial, recipe.build_method())
+
+
+def _probe(model: Model, initial: Params, dataset: Dataset) -> None:
+    """Let one example through the network, so that a network which does not fit the data is refused at once."""
+    x, y = dataset.x[:1], dataset.y[:1]
+    try:
+        logits = model(initial, x)
+    except (RuntimeError, TypeError, IndexError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(
+            f"the model cannot take examples of shape {tuple(x.shape[1:])} ({reason}): choose another."
+        ) from error
+    check_labels(y, logits)
+    if logits.shape[-1] != dataset.classes:
+        raise InputError(
+            f"the model gives {logits.shape[-1]} logits and the data has {dataset.classes} classes: make them equal."
+        )

@@ -140,7 +140,7 @@ def _taken(positions: Tensor, fraction: float, rng: np.random.Generator) -> tupl
     """That fraction of the positions, rounded down, at random; and the others, at least one. Both keep the order."""
     n = len(positions)
     taken = torch.zeros(n, dtype=torch.bool)
-    taken[rng.permutation(n)[: int(fraction * n)]] = True
+    taken[rng.permutation(n)[: math.floor(fraction * n + 1e-9)]] = True
     return positions[taken], positions[~taken]
 
 

@@ -19,7 +19,7 @@ from fedquit.distillation import LOSSES, distillation_loss
 from fedquit.method import Method
 from fedquit.names import lookup
 from fedquit.params import mean
-from fedquit.virtual_teacher import TEACHERS
+from fedquit.virtual_teacher import DEFAULTS, TEACHERS, checked_options
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,11 @@ class FedQUIT(Method):
     order: Literal["parallel", "sequential"] = "parallel"  # of several clients in one request
 
     def __post_init__(self) -> None:
-        lookup(TEACHERS, self.teacher, "teacher")
+        takes = lookup(TEACHERS, self.teacher, "teacher").takes
         lookup(LOSSES, self.loss, "loss")
+        given = {"v": self.v, "tau": self.tau, "k": self.k}
+        checked_options(self.teacher, {o: x for o, x in given.items() if o in takes or x != DEFAULTS[o]})  # type: ignore[literal-required]
+        _ = self.distill
 
     @property
     def distill(self) -> Distill:

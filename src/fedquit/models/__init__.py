@@ -42,6 +42,10 @@ class FunctionalModel:
         refuse_unsuitable(module)
         object.__setattr__(self, "_module", _quiet(module))
 
+    def signature(self) -> str:
+        """What the network is made of, in words: part of what a trained model is known by."""
+        return repr(self._module)
+
     def init(self, seed: int) -> Params:
         """Fresh parameters; the same seed gives the same ones, and torch's own random numbers go on undisturbed."""
         return {n: p.detach() for n, p in self._built(seed).named_parameters()}

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedquit.cli import main
+from fedquit.compare import Line, Outcome, chosen_methods, compare, parse_targets, summarised
+from fedquit.core import Federation, Request, State, Trained
+from fedquit.errors import InputError, UnknownNameError
+from fedquit.method import Method
+from fedquit.methods import METHODS
+from worlds import tiny
+
+
+@dataclass(frozen=True)
+class Breaks(Method):
+    """A method that fails, for one client or for all."""
+
+    on: int = 1
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        if self.on in request.clients:
+            raise ZeroDivisionError("it does not work")
+        return state.next(state.params)
+
+
+class Quiet:
+    def __init__(self) -> None:
+        self.titles: list[str] = []
+
+    def phase(self, title: str, rounds: int | None, done: int) -> None: ...
+
+    def round(self, done: int, note: str) -> None: ...
+
+    def runs(self, done: int, total: int, title: str) -> None:
+        self.titles.append(f"{done}/{total} {title}")
+
+
+def recipe(**changes: Any) -> Any:
+    return tiny(recover={"until": "retrained", "max_rounds": 2}, **changes)
+
+
+def test_one_training_serves_all_methods_and_every_retrain_serves_all_of_them(tmp_path: Path) -> None:
+    methods = ["fedquit", "federaser", "pga", "fukd", "natural"]
+    watch = Quiet()
+    lines, outcomes = compare(recipe(), methods, [0, 1], 1, tmp_path, overview=watch)
+    assert not any(o.failure for o in outcomes)
+    assert len(list((tmp_path / "cache").iterdir())) == 3, "Original, and Retrain for each of two clients"
+    assert [line.method for line in lines] == ["original", "retrain", *methods]
+    assert all(line.runs == 2 for line in lines)
+    assert watch.titles[0] == "0/10 fedquit, client 0, seed 0"
+    assert watch.titles[-1] == "10/10 done"
+
+
+def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    compare(recipe(), ["fedquit"], [0], 1, tmp_path, overview=Quiet())
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
+    lines, _ = compare(recipe(), ["fedquit"], [0, 1], 2, tmp_path, overview=Quiet())
+    after = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
+    assert {p: after[p] for p in stamps} == stamps
+    assert lines[-1].runs == 4
+
+
+def test_a_method_that_fails_is_a_line_that_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    methods = ["test_compare:Breaks", "fedquit"]
+    lines, outcomes = compare(recipe(), methods, [0, 1], 1, tmp_path, overview=Quiet())
+    broken, whole = lines[2:]
+    assert (broken.runs, broken.failures) == (1, ("ZeroDivisionError: it does not work",))
+    assert (whole.runs, whole.failures) == (2, ())
+    assert [o.failure for o in outcomes if o.method == "fedquit"] == ["", ""]
+    written = json.loads((tmp_path / "comparison.json").read_text())
+    assert written["failed"] == [
+        {"method": "test_compare:Breaks", "target": 1, "seed": 0, "why": "ZeroDivisionError: it does not work"}
+    ]
+
+
+def test_a_damaged_run_fails_alone(tmp_path: Path) -> None:
+    compare(recipe(), ["fedquit", "natural"], [0], 1, tmp_path, overview=Quiet())
+    path = tmp_path / "seed-0" / "client-0" / "fedquit" / "request-0" / "unlearned.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    lines, _ = compare(recipe(), ["fedquit", "natural"], [0], 1, tmp_path, overview=Quiet())
+    assert "is damaged" in lines[2].failures[0]
+    assert lines[3].runs == 1
+
+
+def test_a_history_that_does_not_fit_refuses_that_method_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = dataclasses.make_dataclass("usage", ["free"])(free=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)
+    lines, _ = compare(recipe(), ["federaser", "fedquit"], [0], 1, tmp_path, overview=Quiet())
+    assert "federaser would keep a history of" in lines[2].failures[0]
+    assert "where 1,000 are free" in lines[2].failures[0]
+    assert lines[3].runs == 1
+
+
+def test_the_exit_code_tells_of_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.toml").write_text(
+        '[data]\nname = "synthetic"\npartition = "iid"\nclients = 3\n[train]\nrounds = 1\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    for methods, code in (("fedquit,fukd", 1), ("fedquit", 0)):
+        words = ["compare", "r.toml", "--methods", methods, "--targets", "0", "--out", "c"]
+        monkeypatch.setattr("sys.argv", ["fedquit", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert (ended.value.code or 0) == code
+        printed = capsys.readouterr().out
+        assert "fedquit" in printed
+    monkeypatch.setattr("sys.argv", ["fedquit", "compare", "r.toml", "--methods", "fedquit", "--out", "c", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    table = json.loads(capsys.readouterr().out)["table"]
+    assert [line["method"] for line in table] == ["original", "retrain", "fedquit"]
+
+
+def outcome(method: str, target: int, forget: tuple[float, float, float], spent: int, epochs: float) -> Outcome:
+    original, retrained, recovered = forget
+
+    def row(phase: str, forget_acc: float, cost: int = 0, work: float = 0.0) -> dict[str, Any]:
+        accuracies = {"test_acc": 80.0, "retain_acc": None, "forget_acc": forget_acc}
+        costs = {"down_bytes": cost // 2, "up_bytes": cost // 2, "client_epochs": work}
+        return {"phase": phase, "rounds": target, **accuracies, **costs}
+
+    rows = [row("original", original), row("retrained", retrained, 1000, 100.0)]
+    rows += [row("unlearned", 5.0, spent, epochs), row("recovered", recovered, spent, epochs)]
+    return Outcome(method, target, 0, Path(), tuple(rows))
+
+
+def test_the_table_by_hand() -> None:
+    found = [
+        outcome("a", 1, (90.0, 50.0, 53.0), 50, 10.0),
+        outcome("a", 2, (90.0, 60.0, 55.0), 50, 15.0),
+        outcome("free", 1, (90.0, 50.0, 90.0), 0, 0.0),
+        dataclasses.replace(outcome("free", 2, (90.0, 60.0, 90.0), 0, 0.0), failure="no", rows=()),
+    ]
+    original, retrain, a, free = summarised(found, ["a", "free"])
+    assert original.means == {"test_acc": 80.0, "forget_acc": 90.0}
+    assert retrain.means["forget_acc"] == 55.0
+    assert a.means["forget_acc"] == 54.0
+    assert a.gaps == {"test_acc": 0.0, "forget_acc": 4.0}, "the mean of |53 - 50| and |55 - 60|, not |54 - 55|"
+    assert a.deviations["forget_acc"] == pytest.approx(statistics.stdev([3.0, 5.0]))
+    assert a.unlearned["forget_acc"] == 5.0
+    assert a.recovery_rounds == 1.5
+    assert a.bytes_saved == 10.0
+    assert a.epochs_saved == 4.0
+    assert (free.runs, free.bytes_saved, free.failures) == (1, None, ("no",))
+    assert math.isclose(free.gaps["forget_acc"], 40.0)
+    assert isinstance(free, Line)
+
+
+def test_methods_and_targets_are_read_from_words() -> None:
+    assert set(chosen_methods("all")) == set(METHODS) - {"retrain"}
+    assert chosen_methods("pga, fedquit,pga") == ["pga", "fedquit"]
+    assert parse_targets("3,1,3") == [3, 1]
+    with pytest.raises(UnknownNameError, match="did you mean 'federaser'"):
+        chosen_methods("federeraser")
+    with pytest.raises(InputError, match="is not a list of clients"):
+        parse_targets("one")
+    with pytest.raises(InputError, match="at least 1"):
+        compare(recipe(), ["fedquit"], [0], 0, Path("x"), overview=Quiet())
