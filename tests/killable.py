@@ -3,7 +3,9 @@
 
 A process of its own, so that torch is imported once: each attempt is a fork, and the kills are real.
 
-    python killable.py RECIPE.json WORK -> prints JSON: how many points, and what differed
+    python killable.py RECIPE.json WORK one|all -> prints JSON: the writes, and what differed
+
+With `one`, each write is killed at one of three moments in turn; with `all`, at each of them.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def asked_twice(out: Path, phase: str) -> list[str]:
     return sorted({p for p in places if places.count(p) > 1})
 
 
-def main(recipe_file: Path, work: Path) -> None:
+def main(recipe_file: Path, work: Path, moments: str) -> None:
     torch.set_num_threads(1)
     recipe = build(Recipe, json.loads(recipe_file.read_text()), "recipe")
     count = work / "count"
@@ -90,8 +92,9 @@ def main(recipe_file: Path, work: Path) -> None:
     assert attempt(recipe, work / "straight" / "run", counting) == 0
     expected, writes = outcome(work / "straight" / "run"), count.read_text().splitlines()
     faults = []
-    for point in range(1, len(writes) + 1):
-        moment = MOMENTS[point % len(MOMENTS)]
+    points = range(1, len(writes) + 1)
+    tries = [(p, MOMENTS[p % 3]) for p in points] if moments == "one" else [(p, m) for p in points for m in MOMENTS]
+    for point, moment in tries:
         out = work / "killed" / "run"
         status = attempt(recipe, out, killer(point, moment))
         assert os.WIFSIGNALED(status), f"not killed at write {point}"
@@ -107,4 +110,4 @@ def main(recipe_file: Path, work: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -25,6 +25,7 @@ from fedquit.core import (
     Task,
     Trained,
 )
+from fedquit.data import Dataset
 from fedquit.fedavg import cross_entropy
 from fedquit.method import Method
 from fedquit.params import add, mean, mix, sub
@@ -215,3 +216,59 @@ def small_net(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
             return out
 
     return Net()
+
+
+@dataclass(frozen=True)
+class Count(Task):
+    """Count, at home, how often one was asked; the answer shows the count."""
+
+    needs = ("count",)
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
+        return cross_entropy(model(params, batch.x), batch.y)
+
+    def _count(self, sent: Sent) -> Tensor:
+        return sent["count"]["n"] + 1 if "count" in sent else torch.ones(1, dtype=torch.float64)
+
+    def answer(self, params: Params, sent: Sent) -> Params:
+        return {n: p + self._count(sent) / 1000 for n, p in params.items()}
+
+    def keep(self, params: Params, sent: Sent) -> Mapping[str, Params]:
+        return {"count": {"n": self._count(sent)}}
+
+
+@dataclass(frozen=True)
+class CountTwice(Method):
+    """Two questions a round to the same client, which builds on what it kept in the one before."""
+
+    def rounds(self, trained: Trained, request: Request) -> int:
+        return 2
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        w = mean(fed.run(Count(Local(epochs=0.0)), request.clients, split="forget", start=state.params))
+        return state.next(mean(fed.run(Count(Local(epochs=0.0)), request.clients, split="forget", start=w)))
+
+
+class Sequences(torch.nn.Module):
+    """A label for every position: what a language model gives."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(classes, 6)
+        self.head = torch.nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.embedding(x))
+        return out
+
+
+def sequence_net(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+    return Sequences(classes)
+
+
+def sequence_data() -> Dataset:
+    """Each token is followed by the next one, or by a random one."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 5, (90, 7), generator=generator)
+    y = torch.where(torch.rand(90, 7, generator=generator) < 0.8, (x + 1) % 5, x)
+    return Dataset(x[:60], y[:60], x[60:], y[60:], classes=5)

@@ -26,9 +26,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
-def killed_everywhere(recipe: Recipe, where: Path) -> dict[str, Any]:
+def killed_everywhere(recipe: Recipe, where: Path, moments: str = "one") -> dict[str, Any]:
     (where / "recipe.json").write_text(json.dumps(recipe.to_dict()))
-    command = [sys.executable, str(HERE / "killable.py"), str(where / "recipe.json"), str(where / "work")]
+    command = [sys.executable, str(HERE / "killable.py"), str(where / "recipe.json"), str(where / "work"), moments]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
@@ -51,6 +51,7 @@ def test_killed_at_every_write_a_three_round_method_goes_on_in_its_round(tmp_pat
     [
         ("seam_methods:SubtractAndDistil", {}),  # a watcher whose sum would count a round twice
         ("seam_methods:SecondHead", {}),  # a client that builds on what it kept at home
+        ("seam_methods:CountTwice", {}),  # and one that does so within a round
         ("fedquit", {"recover": {"until": "retrained-mean-of-3", "max_rounds": 2}, "retrain": True}),
     ],
 )
@@ -60,6 +61,20 @@ def test_killed_at_every_write_the_result_is_the_same(method: str, changes: dict
     report = killed_everywhere(tiny(method={"name": method, **target}, **settings), tmp_path)
     assert report["faults"] == []
     assert len(report["writes"]) > 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_at_every_write_a_whole_history_of_events_is_the_same(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = [
+        {"clients": [1], "samples": 0.5},
+        {"clients": [1]},
+        {"kind": "join", "clients": [1], "anew": True},
+        {"clients": [3]},
+    ]
+    report = killed_everywhere(tiny(request=events, train={"rounds": 2}, recover={"max_rounds": 1}), tmp_path, "all")
+    assert report["faults"] == []
+    assert len(report["writes"]) > 20
 
 
 def test_killed_from_outside_the_same_command_goes_on(tmp_path: Path) -> None:

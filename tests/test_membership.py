@@ -18,6 +18,19 @@ def test_a_client_that_was_forgotten_is_out_for_good() -> None:
         after.serve(Request((1,)))
 
 
+def test_who_was_forgotten_long_ago_is_still_out() -> None:
+    after = Membership((0, 1, 2, 3)).serve(Request((1,))).serve(Request((2,)))
+    assert after.erased == {1, 2}
+    with pytest.raises(RequestError, match="client 1 was forgotten"):
+        after.join([1])
+
+
+@pytest.mark.parametrize("clients", [[], [1, 1]])
+def test_clients_join_by_name_and_once(clients: list[int]) -> None:
+    with pytest.raises(RequestError, match="name each of them"):
+        Membership((0, 1, 2)).serve(Request((1,))).join(clients, anew=True)
+
+
 def test_enrolled_anew_it_is_a_member_again_and_may_be_forgotten_again() -> None:
     after = Membership((0, 1, 2)).serve(Request((1,))).join([1], anew=True)
     assert after.active == (0, 1, 2)

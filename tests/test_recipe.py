@@ -3,12 +3,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedquit.core import Local
 from fedquit.errors import FedquitError, InputError, UnknownNameError
+from fedquit.fedavg import Learn
 from fedquit.methods.fedquit import FedQUIT
-from fedquit.recipe import Recipe, build, load, packaged
+from fedquit.methods.pga import PGA
+from fedquit.recipe import Recipe, TrainRecipe, build, load, packaged
 
 
 def written(folder: Path, text: str, name: str = "r.toml") -> str:
@@ -26,6 +30,63 @@ def test_every_packaged_recipe_loads_and_reads_back_from_json(name: str) -> None
 def test_the_keys_of_method_are_the_fields_of_its_class(tmp_path: Path) -> None:
     recipe = load(written(tmp_path, '[method]\nname = "fedquit"\nlr = 1\nteacher = "topk"\nk = 3\n'))
     assert recipe.build_method() == FedQUIT(lr=1.0, teacher="topk", k=3)
+
+
+def test_every_key_of_train_reaches_the_federation() -> None:
+    given: dict[str, Any] = {
+        "epochs": 2.0,
+        "batch_size": 7,
+        "optimizer": "adam",
+        "lr": 0.3,
+        "momentum": 0.4,
+        "weight_decay": 0.5,
+    }
+    training = build(
+        TrainRecipe, {**given, "clip": 0.6, "rounds": 8, "clients_per_round": 9, "lr_decay": 0.7}, "train"
+    ).training()
+    assert training.task.local == Local(2.0, 7, "adam", 0.3, 0.4, 0.5, 0.6)
+    assert (training.rounds, training.clients_per_round, training.lr_decay) == (8, 9, 0.7)
+    assert training.task_at(3).local.lr == pytest.approx(0.3 * 0.7**3)
+    assert training.task_at(3, Learn(Local(lr=1.0))).local.lr == pytest.approx(0.7**3)
+
+
+def test_every_option_of_fedquit_reaches_its_task() -> None:
+    task = FedQUIT(lr=2e-3, epochs=3.0, batch_size=9, teacher="temperature", loss="mse", tau=4.0).distill
+    assert (task.teacher, task.divergence, task.tau) == ("temperature", "mse", 4.0)
+    assert task.local == Local(3.0, 9, "adam", 2e-3)
+    assert FedQUIT(teacher="fixed", v=-3.0).distill.v == -3.0
+    assert FedQUIT(teacher="topk", k=2).distill.k == 2
+    decays = [FedQUIT(optimizer=o).distill.local.weight_decay for o in ("adam", "adamw")]
+    assert decays == [0.0, 0.004]
+    assert FedQUIT(optimizer="adamw", weight_decay=0.1).distill.local.weight_decay == 0.1
+
+
+@pytest.mark.parametrize(
+    "options", [{"tau": 2.0}, {"k": 3}, {"v": 1.0}, {"teacher": "temperature", "tau": 0.0}, {"lr": 0.0}]
+)
+def test_options_that_mean_nothing_are_refused_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(FedquitError):
+        FedQUIT(**options)
+
+
+def test_another_method_does_not_inherit_the_settings_of_the_first(tmp_path: Path) -> None:
+    assert load("demo", ["method.lr=1", "method.name=fedunran"]).method == {"name": "fedunran", "lr": 1}
+    assert load("demo", ["method.name=natural"]).method == {"name": "natural"}
+    below = written(tmp_path, 'extends = "demo"\n[method]\nname = "natural"\n')
+    assert load(below).method == {"name": "natural"}
+
+
+def test_a_preset_changes_the_defaults_and_is_changed_by_what_is_given() -> None:
+    method = load("demo", ['method={name="pga", preset="authors", halt=1.5}']).build_method()
+    assert method == PGA(**{**PGA.presets["authors"], "halt": 1.5})
+    with pytest.raises(UnknownNameError, match=r"unknown preset of method 'pga' 'author': did you mean 'authors'"):
+        load("demo", ['method={name="pga", preset="author"}'])
+
+
+def test_infinity_survives_json() -> None:
+    recipe = load("demo", ['method={name="fedquit", teacher="temperature", tau=inf}'])
+    again = build(Recipe, json.loads(json.dumps(recipe.to_dict(), allow_nan=False)), "recipe")
+    assert again.build_method() == recipe.build_method()
 
 
 def test_settings_change_single_keys(tmp_path: Path) -> None:
@@ -73,6 +134,13 @@ def test_a_recipe_extends_another_by_one_level(tmp_path: Path) -> None:
         ("request = []", r"at least one \[\[request\]\]"),
         ("retrain = false", r"recovery until Retrain's accuracy needs a Retrain"),
         ("[recover]\nmax_rounds = -1", r"recover.max_rounds must be"),
+        ("[train]\nclients_per_round = -1", r"train.clients_per_round must be"),
+        ("[train]\nmomentum = nan", r"recipe.train.momentum is not a number"),
+        ("[train]\nweight_decay = -1", r"momentum and weight decay must be"),
+        ('[train]\noptimizer = "sdg"', r"unknown optimizer 'sdg': did you mean 'sgd'"),
+        ('[method]\nname = "fedquit"\noptimizer = "adm"', r"unknown optimizer 'adm': did you mean 'adam'"),
+        ('[[request]]\nsamples = 0.5\nchoose = "rar"', r"did you mean 'rare'"),
+        ("[engine]\nthreads = -1", r"engine.threads must be"),
         ("seed = ", r"is not valid TOML"),
     ],
 )

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import torch
 from by_hand import run_client
 from fedquit import unlearn
 from fedquit.core import Request
+from fedquit.data.samples import choose_samples
 from fedquit.engine import Address
 from fedquit.errors import FedquitError, NonFiniteError, RequestError, StoreError
 from fedquit.fedavg import cross_entropy
@@ -18,7 +23,7 @@ from fedquit.methods.fedquit import FedQUIT
 from fedquit.params import fingerprint, mix
 from fedquit.recipe import Recipe
 from fedquit.runner import run
-from fedquit.store import StateFile
+from fedquit.store import StateFile, locked
 from fedquit.training import Silent, train
 from fedquit.world import open_world
 from worlds import tiny
@@ -71,7 +76,7 @@ def test_the_unlearning_round_is_algorithm_1_on_the_client_s_own_data(tmp_path: 
     seed = Address(0, "unlearn-0", 0, 0).seed_for(1)
     by_engine = state_of(tmp_path / "a", "unlearned")
 
-    module = world.model.build().double()  # type: ignore[attr-defined]
+    module = world.model.build().double()
     module.load_state_dict(original)
     by_hand = unlearn(module, (world.data.x[mine], world.data.y[mine]), lr=1e-2, seed=seed)
     for name, parameter in by_hand.named_parameters():
@@ -86,8 +91,6 @@ def test_several_clients_are_averaged_by_the_sizes_of_their_forget_sets(tmp_path
     sizes = [e["examples"] for e in events if e["phase"] == "unlearn-0"]
     assert sizes[0] != sizes[1]
     original = train(world, world.data, tmp_path / "cache", reporter=Silent()).progress.state.params
-    from fedquit.data.samples import choose_samples
-
     chosen = choose_samples(world.data, (1, 2), 0.5, "random", 0)
     snapshots = []
     for c in (1, 2):
@@ -297,3 +300,171 @@ def test_without_a_retrain_there_is_no_such_row(tmp_path: Path) -> None:
     assert [r["phase"] for r in results["rows"]] == ["original", "unlearned", "recovered"]
     assert len(list((tmp_path / "cache").iterdir())) == 1
     assert isinstance(tiny(), Recipe)
+
+
+def cached(where: Path) -> int:
+    return len(list((where / "cache").iterdir()))
+
+
+def test_what_determines_a_training_is_its_key(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {"seed": 1},
+        {"train": {"rounds": 2}},
+        {"train": {"lr": 0.2}},
+        {"model": {"name": "mlp"}},
+        {"model": {"name": "mlp", "options": {"hidden": 7}}},
+        {"data": {"seed": 1}},
+        {"data": {"holdout": 0.1}},
+    ]
+    run(tiny(retrain=False), tmp_path / "a")
+    for number, change in enumerate(changes, start=2):
+        run(tiny(retrain=False, **change), tmp_path / f"run{number}")
+        assert cached(tmp_path) == number, change
+    run(tiny(retrain=False, request=[{"clients": [3]}], method={"name": "not"}), tmp_path / "same")
+    assert cached(tmp_path) == len(changes) + 1
+
+
+def test_a_network_that_was_edited_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = "nn.Flatten(), nn.Linear(16, 8), nn.{}(), nn.Linear(8, c)"
+    source = f"from torch import nn\ndef net(s, c):\n    return nn.Sequential({layers})\n"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for number, layer in enumerate(("ReLU", "Tanh"), start=1):
+        (tmp_path / "edited.py").write_text(source.format(layer))
+        sys.modules.pop("edited", None)
+        importlib.invalidate_caches()
+        run(tiny(model={"name": "edited:net"}, retrain=False), tmp_path / f"run{number}")
+        assert cached(tmp_path) == number
+    with pytest.raises(StoreError, match="with another network, though the recipe reads the same"):
+        run(tiny(model={"name": "edited:net"}, retrain=False), tmp_path / "run1")
+
+
+def test_a_partition_file_that_was_edited_is_noticed(tmp_path: Path) -> None:
+    parts = {str(c): list(range(c * 20, c * 20 + 20)) for c in range(4)}
+    file = tmp_path / "parts.json"
+    file.write_text(json.dumps(parts))
+    changes: dict[str, Any] = {"data": {"partition": "file", "partition_file": str(file)}}
+    run(tiny(**changes), tmp_path / "a")
+    parts["0"], parts["1"] = parts["1"], parts["0"]
+    file.write_text(json.dumps(parts))
+    with pytest.raises(StoreError, match="holds a run on other data"):
+        run(tiny(**changes), tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"request": [{"clients": [99]}]}, "client 99 is not in the federation"),
+        ({"request": [{"clients": [1], "samples": 0.999}]}, "everything it has"),
+        ({"request": [{"clients": [1]}, {"clients": [1]}]}, "has been forgotten already"),
+        ({"request": [{"clients": [1]}, {"kind": "join", "clients": [77]}]}, "it never was in this federation"),
+        ({"request": [{"clients": [1], "samples": 0.5}], "method": {"name": "pga"}}, "PGA forgets whole clients"),
+        ({"method": {"name": "fukd"}, "data": {"public": 0.0}}, "fukd needs data of the server's own"),
+        ({"model": {"name": "cnn"}, "data": {"options": {"size": 3}}}, "from 4x4 on"),
+        ({"model": {"name": "worlds:wrong_outputs"}}, "gives 4 logits and the data has 3 classes"),
+        ({"model": {"name": "worlds:wrong_inputs"}}, r"cannot take examples of shape \(1, 4, 4\)"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_work_and_leaves_nothing(
+    change: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FedquitError, match=sentence):
+        run(tiny(**change), tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_processes_may_share_a_cache(tmp_path: Path) -> None:
+    recipe = tiny(method={"name": "seam_methods:SubtractAndDistil", "target": 1}, train={"rounds": 12}, retrain=False)
+    alone = phases(run(recipe, tmp_path / "alone" / "run"))
+    children = []
+    for number in range(3):
+        child = os.fork()
+        if child == 0:
+            run(recipe, tmp_path / "shared" / f"run{number}")
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    for number in range(3):
+        shared = json.loads((tmp_path / "shared" / f"run{number}" / "results.json").read_text())
+        assert phases(shared)["recovered"]["fingerprint"] == alone["recovered"]["fingerprint"]
+    assert cached(tmp_path / "shared") == 1
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with locked(tmp_path / "a"), pytest.raises(StoreError, match="another process is running in"):
+        run(tiny(), tmp_path / "a")
+
+
+@pytest.mark.parametrize("samples", [0.0, 0.5])
+@pytest.mark.parametrize("teacher", ["min", "random", "logit_ladder"])
+def test_sequences_go_through_a_whole_federation(teacher: str, samples: float, tmp_path: Path) -> None:
+    recipe = tiny(
+        data={"name": "seam_methods:sequence_data", "options": {}, "public": 0.0, "holdout": 0.0},
+        model={"name": "seam_methods:sequence_net"},
+        method={"name": "fedquit", "lr": 0.1, "teacher": teacher, "epochs": 3.0},
+        train={"rounds": 6, "lr": 1.0},
+        request=[{"clients": [1], "samples": samples}],
+    )
+    rows = phases(run(recipe, tmp_path / "a"))
+    assert rows["original"]["test_acc"] > 40, "every position counts; chance is 20"
+    assert rows["unlearned"]["forget_loss"] > rows["original"]["forget_loss"] + 0.05
+
+
+def test_forget_accuracy_is_that_of_the_marked_samples(tmp_path: Path) -> None:
+    options = {"examples": 200, "noise": 3.0, "classes": 3, "size": 4}
+    recipe = tiny(request=[{"clients": [1], "samples": 0.3}], data={"options": options})
+    rows = phases(run(recipe, tmp_path / "a"))
+    world = open_world(recipe)
+    chosen = choose_samples(world.data, (1,), 0.3, "random", 0)[1]
+    others = torch.cat([world.data.train[c] for c in (0, 2, 3)])
+    kept = torch.cat([others, world.data.train[1][~torch.isin(world.data.train[1], chosen)]])
+    params = state_of(tmp_path / "a", "unlearned")
+    for name, positions in (("forget", chosen), ("retain", kept), ("holdout", world.data.holdout[1])):
+        hits = world.model(params, world.data.x[positions]).argmax(-1) == world.data.y[positions]
+        assert rows["unlearned"][f"{name}_acc"] == pytest.approx(100 * float(hits.double().mean())), name
+
+
+def test_retrain_as_a_method_uses_no_forgotten_sample(tmp_path: Path) -> None:
+    run(tiny(method={"name": "retrain"}, request=[{"clients": [1], "samples": 0.5}]), tmp_path / "a")
+    events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
+    assert {e["split"] for e in events} == {"retain"}
+    whole = len(open_world(tiny()).data.train[1])
+    assert {e["examples"] for e in events if e["client"] == 1} == {whole - round(whole / 2)}
+
+
+def test_after_a_join_the_next_request_finds_the_model_that_was_trained_with_it(tmp_path: Path) -> None:
+    back = {"kind": "join", "clients": [1], "anew": True, "rounds": 2}
+    events: list[dict[str, Any]] = [{"clients": [1], "samples": 0.5}, {"clients": [1]}, back, {"clients": [2]}]
+    results = run(tiny(request=events), tmp_path / "a")
+    joined = next(r for r in results["rows"] if r["phase"] == "joined")
+    last = {r["phase"]: r for r in results["rows"] if r["request"] == 3}
+    assert last["original"]["fingerprint"] == joined["fingerprint"]
+    log = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
+    whole = len(open_world(tiny()).data.train[1])
+    came_back = {e["examples"] for e in log if e["client"] == 1 and e["phase"] == "join-2"}
+    assert came_back == {whole - round(whole / 2)}, "samples that were forgotten before stay forgotten"
+    assert {e["client"] for e in log if e["phase"] == "recover-3"} == {0, 1, 3}
+
+
+def test_the_next_request_finds_what_is_left(tmp_path: Path) -> None:
+    seen: list[tuple[int, dict[int, int], str]] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Looks(FedQUIT):
+        def unlearn(self, fed: Any, state: Any, trained: Any, request: Any) -> Any:
+            seen.append((len(state.kept), dict(trained.examples), fingerprint(trained.params)))
+            return super().unlearn(fed, state, trained, request)
+
+    sys.modules["worlds"].Looks = Looks  # type: ignore[attr-defined]
+    recipe = tiny(request=[{"clients": [1], "samples": 0.5}, {"clients": [3]}], method={"name": "worlds:Looks"})
+    results = run(recipe, tmp_path / "a")
+    sizes = {c: len(t) for c, t in open_world(tiny()).data.train.items()}
+    assert seen[0][1] == sizes
+    assert seen[1][1] == {**sizes, 1: sizes[1] - round(sizes[1] / 2)}
+    found = [r["fingerprint"] for r in results["rows"] if r["phase"] == "original"]
+    assert [s[2] for s in seen] == found
+    assert [r["rounds"] for r in results["rows"] if r["phase"] == "original"] == [3, 2]
+
+
+def test_losses_that_are_not_finite_are_said_so(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match="the loss is not finite on some examples"):
+        run(tiny(method={"name": "worlds:Overflow"}), tmp_path / "a")

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
+from fedquit.core import Federation, Request, State, Trained
+from fedquit.method import Method
 from fedquit.recipe import Recipe, build
 
 TINY: dict[str, Any] = {
@@ -33,3 +38,21 @@ def tiny(**changes: Any) -> Recipe:
             {**TINY[key], **change} if isinstance(change, dict) and key in TINY and key != "method" else change
         )
     return build(Recipe, values, "recipe")
+
+
+def wrong_outputs(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network with one output too many."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, classes + 1))
+
+
+def wrong_inputs(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network for other examples."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(99, classes))
+
+
+@dataclass(frozen=True)
+class Overflow(Method):
+    """Weights that are finite, with logits that are not."""
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        return state.next({n: p * 0 + 1e308 for n, p in state.params.items()})

@@ -140,7 +140,8 @@ class FedAU(Method):
         """The clients that will leave train two heads."""
         if self.when == "afterwards" or client not in request.clients:
             return task
-        return LearnBoth(task.local, remember=task.remember, head=self.head, carry=self.carry)
+        carry = 1.0 if request.samples else self.carry  # the authors mix the heads for whole clients only
+        return LearnBoth(task.local, remember=task.remember, head=self.head, carry=carry)
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """Mix the mean of the auxiliary heads into the model's own; the body stays."""

@@ -73,11 +73,11 @@ class FedEraser(Method):
         """Replay one kept round, from disk, one update at a time."""
         memory, at = trained.memory, state.round * self.interval
         took_part = [c for c in request.stay(fed.clients) if _key(at, c) in memory]
+        if not took_part:  # the cohort of that round was the leaving clients alone
+            return state.next(state.params if state.round else trained.initial)
         if state.round == 0:
             stored = (Reply(c, self._stored(memory, at, c, trained.initial), trained.examples[c]) for c in took_part)
             return state.next(add(trained.initial, mean(stored)))
-        if not took_part:  # the cohort of that round was the leaving clients alone
-            return state.next(state.params)
         w = state.params
         task = trained.training.task_at(state.round)
         task = replace(task, local=replace(task.local, epochs=task.local.epochs * self.calibration))

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fedquit.core import Batch, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
 from fedquit.errors import RequestError
-from fedquit.fedavg import fedavg
+from fedquit.fedavg import cohort, fedavg
 from fedquit.method import Method
 
 
@@ -101,15 +101,16 @@ class FedOSD(Method):
         learn = replace(trained.training.task, local=local)
         leaving = fed.run(Unlikely(local), request.clients, split="forget", start=w)
         g_u = torch.stack([flat(w) - flat(r.params) for r in leaving]).mean(0)
-        staying = fed.run(learn, request.stay(fed.clients), split="retain", start=w)
+        stay = cohort(request.stay(fed.clients), trained.training.clients_per_round, fed.seed)
+        staying = fed.run(learn, stay, split="retain", start=w)
         others = torch.stack([flat(w) - flat(r.params) for r in staying if r.examples])
         return state.next(unflat(flat(w) - orthogonal_to(g_u, others), w), before=before)
 
     def recover(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """Ordinary FedAvg, or the authors' own: no step back towards the model before unlearning."""
-        stay = request.stay(fed.clients)
         if self.recovery == "fedavg":
-            return fedavg(fed, state, trained.training, stay, split="retain")
+            return fedavg(fed, state, trained.training, request.stay(fed.clients), split="retain")
+        stay = cohort(request.stay(fed.clients), trained.training.clients_per_round, fed.seed)
         w, before = state.params, state.kept.get("before", trained.params)
         local = replace(self._local(trained, state), lr=self.recovery_lr * self.lr_decay**state.round)
         back = flat(w) - flat(before)

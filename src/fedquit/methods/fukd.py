@@ -26,6 +26,7 @@ from fedquit.core import (
     State,
     Task,
     Trained,
+    Training,
 )
 from fedquit.errors import RequestError
 from fedquit.method import Method
@@ -64,6 +65,10 @@ class FUKD(Method):
                 "FUKD forgets whole clients: it subtracts what a client has contributed, and contributions of single "
                 "samples are not kept; use fedquit, fedau, mode, fedosd or not."
             )
+
+    def history_bytes(self, training: Training, clients: int, model_bytes: int) -> int:
+        """The sums of all clients, and the updates of a round until it is over."""
+        return 2 * clients * model_bytes
 
     def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
         """Keep this round's update, weighted by its examples, until the round's total is known."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fedquit.core import Batch, Federation, Model, Params, Reply, Request, Sent, State, Task, Trained
-from fedquit.fedavg import cross_entropy
+from fedquit.fedavg import cohort, cross_entropy
 from fedquit.method import Method
 from fedquit.params import mean, mix
 
@@ -46,7 +46,8 @@ class MoDe(Method):
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """Degrade, then guide."""
-        stay, learn = request.stay(fed.clients), trained.training.task
+        learn = trained.training.task
+        stay = cohort(request.stay(fed.clients), trained.training.clients_per_round, fed.seed)
         w, degraded = state.params, state.kept.get("degraded", trained.initial)
         if state.round < self.degradation_rounds:
             degraded = mean(fed.run(learn, stay, split="retain", start=degraded))
@@ -57,7 +58,7 @@ class MoDe(Method):
             guide = Guide(_at(learn, self.target_lr).local)
             yield from fed.run(guide, request.clients, split="forget", start=w, degraded=degraded)
 
-        return state.next(mean(guided()), degraded=degraded)
+        return state.next(mean(guided()), degraded=degraded).tick()
 
 
 def _at(task: Task, lr: float) -> Task:

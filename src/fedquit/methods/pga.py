@@ -54,7 +54,8 @@ class Ascend(Task):
         """The reference, and the threshold: a third of its mean distance from models drawn at random."""
         if "own" not in sent:
             raise RequestError(
-                "a leaving client has no last local model at home: PGA must be attached to the training before it."
+                "a leaving client has no last local model at home: it took part in no round, or PGA was not attached "
+                "to the training; use a method that needs none, such as fedquit or not."
             )
         w, own, a = sent["start"], sent["own"], self.share
         reference = {n: (p - a * own[n]) / (1 - a) for n, p in w.items()}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedquit.core import Federation, Reply, Request, State, Trained
+from fedquit.fedavg import cohort
 from fedquit.method import Method
 from fedquit.params import add, mean, sub
 
@@ -34,7 +35,8 @@ class PUF(Method):
                 turned = {n: -self.strength * p for n, p in sub(r.params, w).items()}
                 yield replace(r, params=turned)
             if self.round == "regular":
-                for r in fed.run(learn, request.stay(fed.clients), split="retain", start=w):
+                stay = cohort(request.stay(fed.clients), trained.training.clients_per_round, fed.seed)
+                for r in fed.run(learn, stay, split="retain", start=w):
                     yield replace(r, params=sub(r.params, w))
 
-        return state.next(add(w, mean(updates())))
+        return state.next(add(w, mean(updates()))).tick()

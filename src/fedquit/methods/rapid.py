@@ -2,7 +2,8 @@
 """Rapid retraining: The Right to be Forgotten in Federated Learning. Liu, Xu, Yuan, Wang, Li. INFOCOM 2022.
 
 Retraining from the initial model, without the forgotten data, in fewer rounds: the clients precondition their steps
-with an estimate of the Hessian's diagonal (here AdaHessian's, as in the public implementations).
+with an estimate of the loss's curvature, the diagonal of the empirical Fisher information (or of the Hessian, as in the
+public implementations).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ class RapidRetraining(Method):
 
     retraining_rounds: int = 0
     lr: float = 1e-3
-    optimizer: str = "adahessian"
+    optimizer: str = "adam"  # moments of the squared gradient: the diagonal of the empirical Fisher information
+
+    presets = {"adahessian": {"optimizer": "adahessian"}}  # noqa: RUF012 - a ClassVar of the base
 
     def rounds(self, trained: Trained, request: Request) -> int:
         """As many as given, or half of those of training."""
@@ -32,7 +35,7 @@ class RapidRetraining(Method):
         if state.round == 0:
             state = replace(state, params=trained.initial)
         task = trained.training.task
-        local = replace(task.local, optimizer=self.optimizer, lr=self.lr, momentum=0.0)
+        local = replace(task.local, optimizer=self.optimizer, lr=self.lr, momentum=0.0, weight_decay=0.0)
         training = replace(trained.training, task=replace(task, local=local), lr_decay=1.0)
         after = fedavg(fed, state, training, request.stay(fed.clients), split="retain")
         return replace(after, clock=clock)  # recovery goes on with the schedule of training
