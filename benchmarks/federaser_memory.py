@@ -4,8 +4,8 @@
     python benchmarks/federaser_memory.py --rounds 5,10,20 --folder SOMEWHERE
 
 Trains a federation of 10 clients (a perceptron of 11.2 million parameters on a few synthetic images) with FedEraser
-attached, forgets one client by replaying the history, and prints for each number of rounds the bytes on disk and the peak
-memory of the process. Each number of rounds is a process of its own. Needs 0.45 GB of disk for each round.
+attached, forgets one client by replaying the history, and prints for each number of rounds the bytes on disk and the
+peak memory of the process. Each number of rounds is a process of its own. Needs 0.45 GB of disk for each round.
 """
 
 from __future__ import annotations

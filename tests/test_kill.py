@@ -35,6 +35,11 @@ def killed_everywhere(recipe: Recipe, where: Path, moments: str = "one") -> dict
     return report
 
 
+def started(*words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "fedquit", *words]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def test_killed_at_every_write_a_three_round_method_goes_on_in_its_round(tmp_path: Path) -> None:
     shape: dict[str, Any] = {"train": {"rounds": 2}, "recover": {"max_rounds": 1}, "retrain": False}
     recipe = tiny(method={"name": "seam_methods:Degrade"}, **shape)
@@ -102,8 +107,7 @@ def test_killed_from_outside_the_same_command_goes_on(tmp_path: Path) -> None:
     )
 
     def start(out: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "fedquit", "run", str(recipe), "--out", str(tmp_path / out / "run")]
-        return subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return started("run", str(recipe), "--out", str(tmp_path / out / "run"))
 
     assert start("straight").wait() == 0
     killed = tmp_path / "killed" / "run"
@@ -126,3 +130,32 @@ def test_killed_from_outside_the_same_command_goes_on(tmp_path: Path) -> None:
     assert kills >= 2
     assert outcome(killed) == outcome(tmp_path / "straight" / "run")
     assert asked_twice(killed, "unlearn-0") == []
+
+
+def test_a_comparison_that_was_killed_ends_with_the_same_table(tmp_path: Path) -> None:
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(
+        """
+        [data]
+        name = "synthetic"
+        options = { examples = 200, size = 6 }
+        partition = "iid"
+        clients = 4
+        [train]
+        rounds = 4
+        [recover]
+        max_rounds = 2
+        """
+    )
+    words = ["compare", str(recipe), "--methods", "federaser,pga,mode", "--targets", "0,1", "--out"]
+    assert started(*words, str(tmp_path / "straight")).wait() == 0
+    killed = tmp_path / "killed"
+    for sign in ("seed-0/client-0/pga/recipe.json", "seed-0/client-1/mode/request-0/unlearned.safetensors"):
+        process = started(*words, str(killed))
+        while process.poll() is None and not (killed / sign).exists():
+            time.sleep(0.005)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert started(*words, str(killed)).wait() == 0
+    tables = [json.loads((tmp_path / d / "comparison.json").read_text())["table"] for d in ("straight", "killed")]
+    assert tables[0] == tables[1]
