@@ -389,6 +389,13 @@ def test_two_processes_may_share_a_cache(tmp_path: Path) -> None:
     assert cached(tmp_path / "shared") == 1
 
 
+@pytest.mark.parametrize("name", ["fedau", "fedosd", "not"])
+def test_a_training_from_the_cache_gives_the_same_as_a_fresh_one(name: str, tmp_path: Path) -> None:
+    recipe = tiny(method={"name": name})
+    fresh, cached_one = (run(recipe, tmp_path / x, cache=tmp_path / "cache")["rows"] for x in "ab")
+    assert [r["fingerprint"] for r in fresh] == [r["fingerprint"] for r in cached_one]
+
+
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with locked(tmp_path / "a"), pytest.raises(StoreError, match="another process is running in"):
         run(tiny(), tmp_path / "a")

@@ -174,6 +174,17 @@ def test_a_state_comes_back_with_the_method_s_own(tmp_path: Path) -> None:
     assert list(state.kept["before"]) == ["a:b"]
 
 
+def test_names_keep_their_order_on_disk(tmp_path: Path) -> None:
+    names = ["stem.weight", "10.weight", "blocks.weight", "2.weight", "head.bias"]
+    save_params(tmp_path / "p", {n: torch.ones(1) for n in names})
+    assert list(load_params(tmp_path / "p")[0]) == names
+    StateFile(tmp_path / "s").save(State({n: torch.ones(1) for n in names}, kept={"b": some(1.0), "a": some(2.0)}), 0.0)
+    loaded = StateFile(tmp_path / "s").load()
+    assert loaded is not None
+    assert list(loaded[0].params) == names
+    assert list(loaded[0].kept) == ["b", "a"]
+
+
 def test_a_journal_gives_back_what_was_answered(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert journal.get("round0-question0", 3) is None

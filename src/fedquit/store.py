@@ -102,8 +102,9 @@ def save_params(path: Path, params: Params, meta: Meta | None = None) -> None:
         if whole[n].data_ptr() in seen:  # safetensors wants every tensor to have memory of its own
             whole[n] = whole[n].clone()
         seen.add(whole[n].data_ptr())
-    described = json.dumps(dict(meta or {}))
-    write_atomic(path, save(whole, metadata={"checksum": _checksum(whole, described), "meta": described}))
+    # Safetensors sorts the names; methods that speak of the first or the last layer need them in their own order.
+    described = json.dumps({"names": list(whole), "meta": dict(meta or {})})
+    write_atomic(path, save(whole, metadata={"checksum": _checksum(whole, described), "described": described}))
 
 
 def _checksum(params: Params, described: str) -> str:
@@ -115,13 +116,14 @@ def load_params(path: Path) -> tuple[Params, Meta]:
     try:
         with safe_open(path, framework="pt") as file:
             head = file.metadata() or {}
-            params = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError, ValueError) as error:
         raise _damaged(path, str(error)) from error
-    if head.get("checksum") != _checksum(params, head.get("meta", "")):
+    described = head.get("described", "")
+    if head.get("checksum") != _checksum(found, described):
         raise _damaged(path, "its checksum does not fit")
-    meta: Meta = json.loads(head["meta"])
-    return params, meta
+    head = json.loads(described)
+    return {name: found[name] for name in head["names"]}, head["meta"]
 
 
 def _damaged(path: Path, why: str) -> StoreError:

@@ -29,7 +29,7 @@ from fedquit.session import Progress, Session, advance
 from fedquit.store import Kept, StateFile, locked
 from fedquit.world import World
 
-CACHE_SCHEMA = 2  # raise it whenever the same recipe would train another model, or keep it in another form
+CACHE_SCHEMA = 3  # raise it whenever the same recipe would train another model, or keep it in another form
 Attached = Mapping[str, Method]  # by name
 
 
@@ -146,7 +146,7 @@ def _key(world: World, data: FederatedData, attached: Attached, request: Request
 def require_disk(world: World, folder: Path, attached: Attached) -> None:
     """Refuse a training whose history would not fit, before it begins."""
     folder.mkdir(parents=True, exist_ok=True)
-    clients = world.training.clients_per_round or len(world.data.clients)
+    clients = len(world.data.clients)
     sizes = {n: m.history_bytes(world.training, clients, nbytes(world.initial)) for n, m in attached.items()}
     free = shutil.disk_usage(folder).free
     if sum(sizes.values()) > free:

@@ -153,7 +153,9 @@ def trained(
 ) -> Trained:
     """What a request finds; the learning rate of round t is lr / 2**t unless told otherwise."""
     training = Training(Learn(local), rounds, per_round, lr_decay)
-    return Trained(params, initial or params, training, examples or {0: 1, 1: 1, 2: 1}, {} if memory is None else memory)
+    return Trained(
+        params, initial or params, training, examples or {0: 1, 1: 1, 2: 1}, {} if memory is None else memory
+    )
 
 
 def batch(

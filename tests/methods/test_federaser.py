@@ -16,7 +16,7 @@ from fedquit.params import nbytes
 from fedquit.runner import run
 from fedquit.training import require_disk
 from fedquit.world import open_world
-from method_world import Question, Scripted, close, moves, numbers, same, trained, vec
+from methods.method_world import Question, Scripted, close, moves, numbers, same, trained, vec
 from worlds import tiny
 
 LEAVES = Request((0,))
@@ -39,9 +39,9 @@ def history(updates: dict[tuple[int, ClientId], Params], method: FedEraser | Non
     """What the watcher keeps of these updates, each of them from the model (1, 1)."""
     memory: Memory = {}
     start = {n: torch.ones_like(p) for n, p in next(iter(updates.values())).items()}
-    for (round, client), update in updates.items():
+    for (at, client), update in updates.items():
         reply = Reply(client, {n: start[n] + p for n, p in update.items()}, EXAMPLES[client])
-        (method or FedEraser()).watch(memory, round, start, reply)
+        (method or FedEraser()).watch(memory, at, start, reply)
     return Guarded(memory, 0)
 
 
@@ -105,7 +105,9 @@ def test_the_rounds_of_a_replay_are_those_that_were_kept(rounds: int, interval: 
 def test_calibration_is_a_part_of_the_epochs_of_training(calibration: float, epochs: float) -> None:
     memory = history({(1, 1): vec(1, 0)})
     fed = Scripted(moves({1: vec(1, 0)}), EXAMPLES)
-    FedEraser(calibration=calibration).unlearn(fed, State(vec(0, 0), round=1), trained(vec(0, 0), memory=memory), LEAVES)
+    FedEraser(calibration=calibration).unlearn(
+        fed, State(vec(0, 0), round=1), trained(vec(0, 0), memory=memory), LEAVES
+    )
     assert fed.asked[0].task.local.epochs == epochs
 
 
@@ -137,6 +139,14 @@ def test_a_store_in_bfloat16_halves_the_bytes_and_rounds_the_numbers() -> None:
     assert state.params["w"].dtype == torch.float64
 
 
+def test_what_was_stored_in_bfloat16_is_averaged_in_the_model_s_own_precision() -> None:
+    method = FedEraser(store="bfloat16")
+    memory = history({(0, 1): vec(1, 0), (0, 2): vec(1 + 2**-7, 0)}, method)
+    what = trained(vec(9, 9), initial=vec(0, 0), examples=EXAMPLES, memory=memory)
+    state = method.unlearn(Scripted(), State(vec(9, 9)), what, LEAVES)
+    close(state.params, vec(1 + 2 * 2**-7 / 3, 0))
+
+
 def test_a_round_in_which_only_leaving_clients_took_part_changes_nothing() -> None:
     memory = history({(0, 1): vec(1, 1), (1, 0): vec(3, 4)})
     fed = Scripted(examples=EXAMPLES)
@@ -144,6 +154,15 @@ def test_a_round_in_which_only_leaving_clients_took_part_changes_nothing() -> No
     same(state.params, vec(5, 2))
     assert state.round == 2
     assert fed.asked == []
+
+
+def test_where_that_is_the_first_round_the_replay_begins_from_the_initial_model() -> None:
+    memory = history({(0, 0): vec(3, 4), (1, 1): vec(6, 8)})
+    fed = Scripted(moves({1: vec(0, 2)}), EXAMPLES)
+    what = trained(vec(9, 9), initial=vec(1, 1), examples=EXAMPLES, memory=memory)
+    first = FedEraser().unlearn(fed, State(vec(9, 9)), what, LEAVES)
+    same(first.params, vec(1, 1))
+    close(FedEraser().unlearn(fed, first, what, LEAVES).params, vec(1, 11))
 
 
 def test_only_clients_that_took_part_in_a_round_replay_it() -> None:

@@ -11,7 +11,20 @@ from fedquit.core import ClientId, Params, Request, State
 from fedquit.fedavg import Learn
 from fedquit.methods.mode import Guide, MoDe
 from fedquit.runner import run
-from method_world import LOCAL, Line, Question, Scripted, batch, close, column, numbers, same, trained, vec, work
+from methods.method_world import (
+    LOCAL,
+    Line,
+    Question,
+    Scripted,
+    batch,
+    close,
+    column,
+    numbers,
+    same,
+    trained,
+    vec,
+    work,
+)
 from worlds import tiny
 
 LEAVES = Request((0,))
@@ -38,7 +51,7 @@ def test_a_round_degrades_by_momentum_and_then_guides() -> None:
     close(dict(target.sent["degraded"]), vec(7))
     # All replies count by their examples: 1.3 + (1 * 1 + 3 * 2 + 4 * -10) / 8.
     close(state.params, vec(1.3 - 33 / 8))
-    assert (state.round, state.clock) == (1, 4)
+    assert (state.round, state.clock) == (1, 5), "everybody trained, so the schedule goes on"
 
 
 def test_who_is_asked_for_what() -> None:
@@ -129,6 +142,16 @@ def test_for_samples_the_client_stays_and_is_guided_on_the_marked_ones_alone() -
     fed = Scripted(lambda question, client: question.sent["start"], EXAMPLES)
     MoDe().unlearn(fed, State(vec(1)), trained(vec(1), examples=EXAMPLES), Request((0,), samples=True))
     assert [(q.clients, q.split) for q in fed.asked] == [((0, 1, 2), "retain"), ((0, 1, 2), "retain"), ((0,), "forget")]
+
+
+def test_partial_participation_is_that_of_training_and_the_same_clients_degrade_and_are_guided() -> None:
+    fed = Scripted(examples=dict.fromkeys(range(9), 1))
+    MoDe().unlearn(fed, State(vec(1)), trained(vec(1), per_round=3), LEAVES)
+    degrading, retained, target = (q.clients for q in fed.asked)
+    assert degrading == retained
+    assert len(retained) == 3
+    assert 0 not in retained
+    assert target == (0,)
 
 
 def test_several_leaving_clients_are_guided_together() -> None:

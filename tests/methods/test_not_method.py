@@ -10,7 +10,7 @@ from fedquit.core import Params, Request, State
 from fedquit.errors import InputError, UnknownNameError
 from fedquit.methods.not_ import NoT, first_weight
 from fedquit.runner import run
-from method_world import Scripted, numbers, same, trained
+from methods.method_world import Scripted, numbers, same, trained
 from worlds import tiny
 
 
@@ -68,7 +68,10 @@ def test_a_model_without_a_weight_tensor_needs_a_name() -> None:
     with pytest.raises(InputError, match=r"name one with method\.layer"):
         first_weight({"scale": numbers(1, 2)})
     params = {"scale": numbers(1, 2)}
-    same(NoT(layer="scale").unlearn(Scripted(), State(params), trained(params), Request((0,))).params, {"scale": numbers(-1, -2)})
+    same(
+        NoT(layer="scale").unlearn(Scripted(), State(params), trained(params), Request((0,))).params,
+        {"scale": numbers(-1, -2)},
+    )
 
 
 @pytest.mark.parametrize("request_", [{"clients": [1]}, {"clients": [0, 1]}, {"clients": [1], "samples": 0.5}])

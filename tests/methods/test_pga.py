@@ -14,7 +14,7 @@ from fedquit.methods.pga import PGA, Ascend
 from fedquit.params import norm, sub
 from fedquit.runner import run
 from fedquit.world import open_world
-from method_world import Line, Scripted, close, column, moves, numbers, same, served, trained, vec, work
+from methods.method_world import Line, Scripted, close, column, moves, numbers, same, served, trained, vec, work
 from worlds import tiny
 
 LEAVES = Request((0,))
@@ -155,7 +155,9 @@ def test_every_client_keeps_its_last_model_at_home() -> None:
 
 
 def test_without_its_own_last_model_a_client_says_so() -> None:
-    with pytest.raises(RequestError, match="no last local model at home: PGA must be attached to the training"):
+    with pytest.raises(
+        RequestError, match="no last local model at home: it took part in no round, or PGA was not attached"
+    ):
         Ascend().prepare(FAR, {"start": vec(3, 0)})
 
 

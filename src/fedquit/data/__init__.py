@@ -140,7 +140,8 @@ def _taken(positions: Tensor, fraction: float, rng: np.random.Generator) -> tupl
     """That fraction of the positions, rounded down, at random; and the others, at least one. Both keep the order."""
     n = len(positions)
     taken = torch.zeros(n, dtype=torch.bool)
-    taken[rng.permutation(n)[: math.floor(fraction * n + 1e-9)]] = True
+    count = min(math.floor(fraction * n + 1e-9), max(n - 1, 0))  # 0.29 of 100 are 29
+    taken[rng.permutation(n)[:count]] = True
     return positions[taken], positions[~taken]
 
 

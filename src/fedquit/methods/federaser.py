@@ -40,7 +40,7 @@ class FedEraser(Method):
     interval: int = 1
     calibration: float = 0.5  # local epochs, as a part of those of training
     calibrate: Literal["clients", "mean"] = "clients"  # each client's whole update, or the mean's tensors one by one
-    store: Literal["float32", "bfloat16"] = "float32"
+    store: Literal["full", "bfloat16"] = "full"  # as it came, or in half the space
 
     presets = {"authors": {"interval": 2, "calibrate": "mean"}}  # noqa: RUF012 - a ClassVar of the base
     recovers = False
@@ -55,8 +55,8 @@ class FedEraser(Method):
 
     def history_bytes(self, training: Training, clients: int, model_bytes: int) -> int:
         """One model for each client of each kept round."""
-        kept = len(range(0, training.rounds, self.interval))
-        return kept * clients * model_bytes // (2 if self.store == "bfloat16" else 1)
+        kept = len(range(0, training.rounds, self.interval)) * (training.clients_per_round or clients)
+        return kept * model_bytes // (2 if self.store == "bfloat16" else 1)
 
     def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
         """Keep the update."""

@@ -45,12 +45,15 @@ def unflat(vector: Tensor, like: Params) -> Params:
 
 
 def orthogonal_to(vector: Tensor, others: Tensor) -> Tensor:
-    """What of a vector is orthogonal to all rows of `others`, at the vector's own length."""
-    gram = others @ others.T  # as small as the number of clients, however large the model
-    inside: Tensor = others.T @ (torch.linalg.pinv(gram, hermitian=True) @ (others @ vector))
+    """What of a vector is orthogonal to all rows of `others`, at the vector's own length; zero if nothing is."""
+    lengths = others.norm(dim=1, keepdim=True)
+    rows = others[lengths[:, 0] > 0] / lengths[lengths[:, 0] > 0]  # of one length: a Gram matrix squares differences
+    inside: Tensor = rows.T @ (torch.linalg.pinv(rows @ rows.T, hermitian=True) @ (rows @ vector))
     rest: Tensor = vector - inside
-    length: Tensor = vector.norm() / rest.norm().clamp_min(1e-300)
-    return rest * length
+    if bool(rest.norm() <= 1e-9 * vector.norm()):  # all of it lies within: what is left are rounding errors
+        return torch.zeros_like(vector)
+    stretch: Tensor = vector.norm() / rest.norm()
+    return rest * stretch
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,10 @@ class FedOSD(Method):
         g_u = torch.stack([flat(w) - flat(r.params) for r in leaving]).mean(0)
         stay = cohort(request.stay(fed.clients), trained.training.clients_per_round, fed.seed)
         staying = fed.run(learn, stay, split="retain", start=w)
-        others = torch.stack([flat(w) - flat(r.params) for r in staying if r.examples])
-        return state.next(unflat(flat(w) - orthogonal_to(g_u, others), w), before=before)
+        others = [flat(w) - flat(r.params) for r in staying if r.examples]
+        if not others:
+            raise RequestError("nobody who stays has any data: FedOSD has no update to be orthogonal to.")
+        return state.next(unflat(flat(w) - orthogonal_to(g_u, torch.stack(others)), w), before=before)
 
     def recover(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """Ordinary FedAvg, or the authors' own: no step back towards the model before unlearning."""
@@ -116,6 +121,8 @@ class FedOSD(Method):
         back = flat(w) - flat(before)
         steps = []
         for r in fed.run(replace(trained.training.task, local=local), stay, split="retain", start=w):
+            if not r.examples:
+                continue
             g = flat(w) - flat(r.params)
             steps.append(orthogonal_to(g, back.unsqueeze(0)) if bool(back.any()) else g)
         return state.next(unflat(flat(w) - torch.stack(steps).mean(0), w), before=before).tick()
