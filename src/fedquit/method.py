@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedquit.core import ClientId, Federation, Memory, Params, Reply, Request, State, Task, Trained, Training
+from fedquit.errors import RequestError
 from fedquit.fedavg import fedavg
 
 
@@ -60,3 +61,11 @@ class Method(ABC):
         """Whether ordinary training must run with this method attached (it watches, or replaces a task)."""
         hooks = ("watch", "after_round", "training_task")
         return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
+
+
+def require_whole_clients(request: Request, method: str, why: str) -> None:
+    """For methods that are not defined for a part of a client's samples."""
+    if request.samples:
+        raise RequestError(
+            f"{method} forgets whole clients: {why}; for samples use fedquit, fedau, mode, fedosd or not."
+        )

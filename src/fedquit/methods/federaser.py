@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedquit.core import ClientId, Federation, Memory, Params, Reply, Request, State, Trained, Training
-from fedquit.errors import RequestError
-from fedquit.method import Method
+from fedquit.method import Method, require_whole_clients
 from fedquit.params import add, mean, norm, sub
 
 
@@ -47,11 +46,11 @@ class FedEraser(Method):
 
     def check(self, request: Request) -> None:
         """What is stored was computed with all samples of a client."""
-        if request.samples:
-            raise RequestError(
-                "FedEraser forgets whole clients: the updates it stored were computed with the samples to forget, and "
-                "cannot be replayed without them; use fedquit, fedau, mode, fedosd or not."
-            )
+        require_whole_clients(
+            request,
+            "FedEraser",
+            "the updates it stored were computed with the samples to forget, and cannot be replayed without",
+        )
 
     def history_bytes(self, training: Training, clients: int, model_bytes: int) -> int:
         """One model for each client of each kept round."""

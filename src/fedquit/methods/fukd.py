@@ -28,8 +28,7 @@ from fedquit.core import (
     Trained,
     Training,
 )
-from fedquit.errors import RequestError
-from fedquit.method import Method
+from fedquit.method import Method, require_whole_clients
 from fedquit.params import add, sub
 
 
@@ -60,11 +59,11 @@ class FUKD(Method):
 
     def check(self, request: Request) -> None:
         """Contributions are kept for clients, not for samples."""
-        if request.samples:
-            raise RequestError(
-                "FUKD forgets whole clients: it subtracts what a client has contributed, and contributions of single "
-                "samples are not kept; use fedquit, fedau, mode, fedosd or not."
-            )
+        require_whole_clients(
+            request,
+            "FUKD",
+            "it subtracts what a client has contributed, and contributions of single samples are not kept",
+        )
 
     def history_bytes(self, training: Training, clients: int, model_bytes: int) -> int:
         """The sums of all clients, and the updates of a round until it is over."""

@@ -30,7 +30,7 @@ from fedquit.core import (
 )
 from fedquit.errors import RequestError
 from fedquit.fedavg import cross_entropy
-from fedquit.method import Method
+from fedquit.method import Method, require_whole_clients
 from fedquit.params import mean, norm, sub
 
 
@@ -110,11 +110,7 @@ class PGA(Method):
 
     def check(self, request: Request) -> None:
         """The reference takes a whole client out of the mean."""
-        if request.samples:
-            raise RequestError(
-                "PGA forgets whole clients: its reference model takes all of a client out of the mean, and for a part "
-                "of its samples there is no such reference; use fedquit, fedau, mode, fedosd or not."
-            )
+        require_whole_clients(request, "PGA", "its reference model takes all of a client out of the mean")
 
     def training_task(self, task: Task, client: ClientId, request: Request) -> Task:
         """Every client keeps its last local model at home."""
