@@ -1,62 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from fedquit.core import Params
-from fedquit.evaluate import score, separation
+from fedquit.attacks import ATTACKS
+from fedquit.core import Params, Request
+from fedquit.data.federated import Dataset, FederatedData
+from fedquit.evaluate import BINS, SETS, Evaluation, accuracy
 
 
 class Given:
-    """A model whose logits are its input."""
+    """A model whose logits are its input, times a number."""
 
     def init(self, seed: int) -> Params:
-        return {}
+        return {"scale": torch.ones(())}
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        return x
+        return x * params["scale"]
 
 
-def test_accuracy_and_loss_do_not_depend_on_the_batches() -> None:
+def scaled(by: float) -> Params:
+    return {"scale": torch.tensor(by)}
+
+
+def world(holdout: bool = True) -> FederatedData:
+    """Four clients of 25 examples; client 1's logits are right, and large, where it trained."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(140, 3, generator=generator), torch.arange(140) % 3
+    x[25:50] += 6 * torch.eye(3)[y[25:50]]
+    data = Dataset(x[:120], y[:120], x[120:], y[120:], classes=3)
+    train = {c: torch.arange(c * 25, c * 25 + 25) for c in range(4)}
+    return FederatedData(data, train, holdout={1: torch.arange(100, 120)} if holdout else {})
+
+
+def evaluation(**changes: object) -> Evaluation:
+    request = Request((1,))
+    data = world(holdout=bool(changes.pop("holdout", True))).mark(request)
+    return Evaluation(Given(), data, request, tuple(ATTACKS), **changes)  # type: ignore[arg-type]
+
+
+def test_accuracy_does_not_depend_on_the_batches_and_counts_every_position() -> None:
     logits, labels = torch.randn(101, 5, generator=torch.Generator().manual_seed(0)), torch.arange(101) % 5
-    whole = score(Given(), {}, logits, labels, batch_size=1000)
-    parts = score(Given(), {}, logits, labels, batch_size=7)
-    assert whole.accuracy == parts.accuracy
-    assert whole.accuracy == pytest.approx(100 * float((logits.argmax(1) == labels).double().mean()))
-    torch.testing.assert_close(whole.losses, parts.losses)
-    torch.testing.assert_close(whole.losses, functional.cross_entropy(logits, labels, reduction="none"))
+    expected = 100 * float((logits.argmax(1) == labels).double().mean())
+    for size in (7, 1000):
+        assert accuracy(Given(), scaled(1.0), logits, labels, batch_size=size) == pytest.approx(expected)
+    sequences = torch.eye(3)[torch.tensor([[0, 1, 2, 2], [1, 1, 1, 0]])]
+    assert accuracy(Given(), scaled(1.0), sequences, torch.tensor([[0, 1, 2, 0], [1, 1, 1, 1]])) == 75.0
 
 
-def test_every_position_of_a_sequence_counts() -> None:
-    logits = torch.eye(3)[torch.tensor([[0, 1, 2, 2], [1, 1, 1, 0]])]
-    labels = torch.tensor([[0, 1, 2, 0], [1, 1, 1, 1]])
-    found = score(Given(), {}, logits, labels)
-    assert found.accuracy == 75.0
-    assert found.losses.shape == (2,)
+def test_each_set_is_what_it_says() -> None:
+    who = evaluation()
+    sizes = {name: len(who.examples(name)[1]) for name in SETS}
+    assert sizes == {"test": 20, "retain": 75, "forget": 25, "holdout": 20}
+    assert torch.equal(who.examples("forget")[0], who.data.x[25:50])
 
 
-def test_a_remembered_set_is_told_apart_and_a_forgotten_one_is_not() -> None:
-    low, high = torch.linspace(0, 1, 50), torch.linspace(2, 3, 40)
-    assert separation(low, high).auc == 1.0, "all forgotten examples have lower losses: remembered"
-    assert separation(high, low).auc == 0.0
-    same = separation(low, low)
-    assert same.auc == 0.5
-    assert same.low < 0.5 < same.high
+def test_a_model_that_remembers_is_found_out_by_every_measure() -> None:
+    measures = evaluation().judge(scaled(1.0))
+    assert measures["forget_acc"] == 100.0
+    assert measures["forget_loss"] < measures["holdout_loss"]
+    assert measures["auc"] > 0.9
+    assert measures["holdout_verdict"] == "remembered"
+    assert measures["entropy_ks_p"] < 1e-4
+    assert measures["tpr_at_0.01"] > 0.5
+    assert not measures["tpr_at_0.01_enough"], "20 outsiders cannot show one false alarm in a hundred"
+    assert measures["exposed_against"] == "holdout"
+    assert all(0 <= measures[f"mia_{name}"] <= 100 for name in ATTACKS)
 
 
-def test_the_auc_is_the_share_of_pairs() -> None:
-    a, b = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2.0, 4.0, 5.0, 6.0])
-    wins = sum(1.0 if x < y else 0.5 if x == y else 0.0 for x in a.tolist() for y in b.tolist())
-    assert separation(a, b).auc == pytest.approx(wins / 12)
+def test_a_model_that_knows_nothing_shows_nothing() -> None:
+    measures = evaluation().judge(scaled(0.0))
+    assert measures["auc"] == 0.5
+    assert measures["holdout_verdict"] == "no trace"
+    assert measures["forget_loss"] == pytest.approx(math.log(3))
+    assert measures["tpr_at_0.01"] == 0.0
 
 
-def test_the_interval_covers_one_half_about_19_times_in_20() -> None:
-    generator = torch.Generator().manual_seed(1)
-    covered = 0
-    for _ in range(400):
-        found = separation(torch.randn(60, generator=generator), torch.randn(40, generator=generator))
-        covered += found.low <= 0.5 <= found.high
-    assert 0.91 <= covered / 400 <= 0.985
+def test_without_a_holdout_the_test_set_stands_in_and_says_so() -> None:
+    measures = evaluation(holdout=False).judge(scaled(1.0))
+    assert measures["holdout_acc"] is None
+    assert measures["exposed_against"] == "test"
+    assert "auc" not in measures
+
+
+def test_the_densities_integrate_to_one_over_shared_bins() -> None:
+    entropy = evaluation().judge(scaled(1.0))["entropy"]
+    width = np.diff(entropy["edges"])
+    assert len(width) == BINS
+    for name in ("forget", "test"):
+        assert float((np.array(entropy[name]) * width).sum()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_roc_rises_from_few_false_alarms_to_all() -> None:
+    curve = evaluation().judge(scaled(1.0))["roc"]
+    assert curve["fpr"][0] == pytest.approx(1e-4)
+    assert curve["tpr"] == sorted(curve["tpr"])
+    assert (curve["fpr"][-1], curve["tpr"][-1]) == (1.0, 1.0)
+
+
+def test_the_price_of_forgetting_is_the_rise_of_the_retained_loss() -> None:
+    who = evaluation()
+    x, y = who.examples("retain")
+    losses = [float(torch.nn.functional.cross_entropy(x * s, y)) for s in (1.0, 3.0)]
+    assert who.price_of_forgetting(scaled(1.0), scaled(3.0)) == pytest.approx(losses[1] - losses[0], rel=1e-6)

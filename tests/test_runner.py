@@ -473,5 +473,5 @@ def test_the_next_request_finds_what_is_left(tmp_path: Path) -> None:
 
 
 def test_losses_that_are_not_finite_are_said_so(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError, match="the loss is not finite on some examples"):
+    with pytest.raises(NonFiniteError, match="some logits are not finite"):
         run(tiny(method={"name": "worlds:Overflow"}), tmp_path / "a")

@@ -315,7 +315,10 @@ def _times(line: Line, saved: float | None) -> str:
     return f"{saved:.1f}×" if saved else "free"
 
 
-KINDS = ("methods", "teachers", "losses", "datasets", "models", "recipes", "optimizers", "engines")
+KINDS = (
+    *("methods", "teachers", "losses", "attacks", "metrics"),
+    *("datasets", "models", "recipes", "optimizers", "engines"),
+)
 
 
 @app.command(name="list")
@@ -335,12 +338,15 @@ def list_(
 
 
 def _names(kind: str) -> dict[str, str]:
-    from fedquit import data, distillation, engine, methods, models, recipe, virtual_teacher
+    from fedquit import attacks, data, distillation, engine, methods, metrics, models, recipe, virtual_teacher
     from fedquit.engine import optim
 
     if kind == "recipes":
         return {name: recipe.load(name).title for name in recipe.packaged()}
+    if kind == "metrics":
+        return {name: metric.description for name, metric in metrics.METRICS.items()}
     tables: dict[str, dict[str, Any]] = {
+        "attacks": {**attacks.ATTACKS, **attacks.REFERENCE_ATTACKS},
         "methods": dict(methods.METHODS),
         "teachers": dict(virtual_teacher.TEACHERS),
         "losses": dict(distillation.LOSSES),

@@ -1,102 +1,119 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a model is on what: accuracy and loss on the test, retain, forget and holdout data."""
+"""What a request is judged on, and what the judgement is: accuracies, membership attacks, and what shows at all."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 import torch
-from scipy.stats import mannwhitneyu
 from torch import Tensor
 
+from fedquit.attacks import ATTACKS
+from fedquit.attacks.strength import FPRS, roc
 from fedquit.core import Model, Params, Request
 from fedquit.data.federated import NOTHING, FederatedData
-from fedquit.errors import NonFiniteError
-from fedquit.fedavg import cross_entropy
+from fedquit.metrics.holdout import holdout_null
+from fedquit.signals import Signals, signals
+
+Set = Literal["test", "retain", "forget", "holdout"]
+SETS: tuple[Set, ...] = ("test", "retain", "forget", "holdout")
+BINS = 40  # of the entropy densities
+POINTS = np.logspace(-4, 0, 81)  # false-positive rates at which a ROC is kept
 
 
-@dataclass(frozen=True)
-class Score:
-    """On one set of examples: accuracy in percent, and the loss of each example."""
-
-    accuracy: float
-    losses: Tensor
-
-    @property
-    def loss(self) -> float:
-        """The mean."""
-        return float(self.losses.mean())
-
-
-def score(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int = 500) -> Score:
-    """For sequences, every position counts as one prediction."""
-    hits, losses = 0, []
+def accuracy(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int = 500) -> float:
+    """In percent; for sequences, every position counts as one prediction."""
     with torch.no_grad():
-        for xs, ys in zip(x.split(batch_size), y.split(batch_size), strict=True):
-            logits = model(params, xs)
-            hits += int((logits.argmax(-1) == ys).sum())
-            losses.append(cross_entropy(logits, ys))
-    found = torch.cat(losses)
-    if not bool(torch.isfinite(found).all()):
-        raise NonFiniteError("the loss is not finite on some examples: lower the learning rate or clip the gradient.")
-    return Score(100 * hits / y.numel(), found)
+        parts = zip(x.split(batch_size), y.split(batch_size), strict=True)
+        hits = sum(int((model(params, xs).argmax(-1) == ys).sum()) for xs, ys in parts)
+    return 100 * hits / y.numel()
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a request is judged on: the retain data of all, and the leaving clients' forget and holdout data."""
+    """The sets of a request: the retain data of all, the leaving clients' forget and holdout data, and the test set."""
 
     model: Model
     data: FederatedData
     request: Request
+    attacks: Sequence[str] = ()
+    seed: int = 0
 
-    def test(self, params: Params) -> Score:
-        """On the global test set."""
-        return score(self.model, params, self.data.dataset.test_x, self.data.dataset.test_y)
+    def examples(self, name: Set) -> tuple[Tensor, Tensor]:
+        """One of the sets."""
+        if name == "test":
+            return self.data.dataset.test_x, self.data.dataset.test_y
+        if name == "retain":
+            at = self.data.pooled("retain")
+        elif name == "forget":
+            at = self.data.pooled("forget", self.request.clients)
+        else:
+            at = torch.cat([NOTHING, *(self.data.holdout.get(c, NOTHING) for c in self.request.clients)])
+        return self.data.x[at], self.data.y[at]
 
-    def _at(self, params: Params, positions: Tensor) -> Score | None:
-        if len(positions) == 0:
-            return None
-        return score(self.model, params, self.data.x[positions], self.data.y[positions])
-
-    def retain(self, params: Params) -> Score | None:
-        """On everything that is not forgotten."""
-        return self._at(params, self.data.pooled("retain"))
+    def accuracy(self, name: Set, params: Params) -> float | None:
+        """In percent, or None where the set is empty."""
+        x, y = self.examples(name)
+        return accuracy(self.model, params, x, y) if len(y) else None
 
     def price_of_forgetting(self, before: Params, after: Params) -> float | None:
         """The rise of the mean loss on everything that is not forgotten."""
-        losses = [found.loss for params in (before, after) if (found := self.retain(params))]
-        return losses[1] - losses[0] if losses else None
+        x, y = self.examples("retain")
+        if not len(y):
+            return None
+        losses = [signals(self.model, params, x, y).loss.mean() for params in (before, after)]
+        return float(losses[1] - losses[0])
 
-    def forget(self, params: Params) -> Score | None:
-        """On the marked data."""
-        return self._at(params, self.data.pooled("forget", self.request.clients))
+    def judge(self, params: Params) -> dict[str, Any]:
+        """Every measure of one model that needs no other model."""
+        found = {name: self._signals(name, params) for name in SETS}
+        measures: dict[str, Any] = {}
+        for name, seen in found.items():
+            measures[f"{name}_acc"] = 100 * float(seen.correct.mean()) if seen else None
+        for name, seen in found.items():
+            measures[f"{name}_loss"] = float(seen.loss.mean()) if seen else None
+        test, retain, forget, holdout = (found[name] for name in SETS)
+        if test and retain and forget:
+            attacks = {f"mia_{name}": ATTACKS[name](retain, test, forget, seed=self.seed) for name in self.attacks}
+            measures |= attacks | _exposure(forget, holdout or test, "holdout" if holdout else "test")
+            measures["entropy"] = _densities({"forget": forget, "test": test})
+        if forget and holdout:
+            measures |= _against_holdout(forget, holdout)
+        return measures
 
-    def holdout(self, params: Params) -> Score | None:
-        """On what the leaving clients never trained on."""
-        kept = [self.data.holdout.get(c, NOTHING) for c in self.request.clients]
-        return self._at(params, torch.cat([NOTHING, *kept]))
+    def _signals(self, name: Set, params: Params) -> Signals | None:
+        x, y = self.examples(name)
+        return signals(self.model, params, x, y) if len(y) else None
 
 
-@dataclass(frozen=True)
-class Separation:
-    """How well the loss tells two sets apart: the AUC with its 95 % interval."""
-
-    auc: float
-    low: float
-    high: float
+def _against_holdout(forget: Signals, holdout: Signals) -> dict[str, Any]:
+    """The hold-out null: forget data against data of the same clients that never trained."""
+    null = holdout_null(forget, holdout)
+    apart = {"auc": null.auc.value, "auc_low": null.auc.low, "auc_high": null.auc.high}
+    return apart | {"entropy_ks": null.entropy_ks, "entropy_ks_p": null.entropy_p, "holdout_verdict": null.verdict}
 
 
-def separation(forgotten: Tensor, unseen: Tensor) -> Separation:
-    """The chance that a forgotten example has a lower loss than an unseen one; one half means that nothing shows.
+def _exposure(forget: Signals, null: Signals, against: str) -> dict[str, Any]:
+    """How well phi tells the forget data from data that never trained, where it counts: at few false alarms."""
+    curve = roc(forget.phi, null.phi)
+    measures: dict[str, Any] = {"exposed_against": against}
+    for fpr in FPRS:
+        at = curve.tpr_at(fpr)
+        name = f"tpr_at_{fpr:g}"
+        measures |= {name: at.tpr.value, f"{name}_low": at.tpr.low, f"{name}_high": at.tpr.high}
+        measures[f"{name}_enough"] = at.enough
+    tpr = [float(curve.tpr[int(np.searchsorted(curve.fpr, f, side="right")) - 1]) for f in POINTS]
+    return measures | {"roc": {"fpr": [round(float(f), 6) for f in POINTS], "tpr": [round(t, 5) for t in tpr]}}
 
-    Mann and Whitney's statistic, with Hanley and McNeil's standard error (Radiology 1982).
-    """
-    m, n = len(forgotten), len(unseen)
-    u = mannwhitneyu(unseen.double().numpy(), forgotten.double().numpy()).statistic
-    auc = float(u) / (m * n)
-    q1, q2 = auc / (2 - auc), 2 * auc**2 / (1 + auc)
-    variance = (auc * (1 - auc) + (m - 1) * (q1 - auc**2) + (n - 1) * (q2 - auc**2)) / (m * n)
-    half = 1.96 * math.sqrt(max(variance, 0.0))
-    return Separation(auc, max(auc - half, 0.0), min(auc + half, 1.0))
+
+def _densities(sets: dict[str, Signals]) -> dict[str, Any]:
+    """Histograms of the predictive entropy, as densities over the same bins."""
+    top = max(float(seen.entropy.max()) for seen in sets.values()) or 1.0
+    edges = np.linspace(0, top, BINS + 1)
+    found = {name: np.histogram(seen.entropy, edges, density=True)[0] for name, seen in sets.items()}
+    return {"edges": [round(float(e), 5) for e in edges]} | {
+        n: [round(float(d), 5) for d in h] for n, h in found.items()
+    }

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Protocol
 
-from fedquit.core import ClientId, Federation, Model, Params, Reply, Split, State, Task
+from fedquit.core import ClientId, Federation, Model, Params, Reply, Sent, Split, State, Task
 from fedquit.params import nbytes
 
 
@@ -21,6 +22,8 @@ class Costs:
     server_epochs: float = 0.0  # passes of the server over its public data
     server_storage_bytes: int = 0  # the global model, the method's own state, and what its watcher kept
     client_storage_bytes: int = 0  # what all clients keep at home, together
+    client_flops: int = 0  # of all clients, 2 for a multiplication with an addition
+    server_flops: int = 0
 
     def __add__(self, other: Costs) -> Costs:
         storage = ("server_storage_bytes", "client_storage_bytes")
@@ -33,12 +36,23 @@ class Costs:
         return self.down_bytes + self.up_bytes
 
 
+class Work(Protocol):
+    """Knows how much computing a task takes."""
+
+    def at_client(self, task: Task, sent: Sent, examples: int) -> int:
+        """FLOPs of one client's work."""
+
+    def at_server(self, task: Task, sent: Sent) -> int:
+        """FLOPs of the task on the server's own data."""
+
+
 @dataclass
 class Metered:
     """Any federation, with every byte and every pass counted. A method cannot tell."""
 
     inner: Federation
     stored: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes kept at the server and at the clients
+    work: Work | None = None
     costs: Costs = Costs()
 
     @property
@@ -61,12 +75,15 @@ class Metered:
         # A set of parameters under two names travels once.
         down = sum(nbytes(p) for p in {id(p): p for p in sent.values()}.values())
         for reply in self.inner.run(task, clients, split=split, **sent):
-            self.costs += Costs(down, nbytes(reply.params), 1, task.local.epochs if reply.examples else 0.0)
+            flops = self.work.at_client(task, sent, reply.examples) if self.work else 0
+            epochs = task.local.epochs if reply.examples else 0.0
+            self.costs += Costs(down, nbytes(reply.params), 1, epochs, client_flops=flops)
             yield reply
 
     def run_at_server(self, task: Task, **sent: Params) -> Params:
         """Nothing travels."""
-        self.costs += Costs(server_epochs=task.local.epochs)
+        flops = self.work.at_server(task, sent) if self.work else 0
+        self.costs += Costs(server_epochs=task.local.epochs, server_flops=flops)
         return self.inner.run_at_server(task, **sent)
 
     def settle(self, state: State) -> None:

@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from fedquit.attacks import ATTACKS
 from fedquit.core import ClientId, Local, Training
 from fedquit.data.samples import SELECTIONS
 from fedquit.engine.optim import OPTIMIZERS
@@ -98,6 +99,13 @@ class RecoverRecipe:
 
 
 @dataclass(frozen=True)
+class EvaluateRecipe:
+    """What is measured beside accuracy and loss."""
+
+    attacks: tuple[str, ...] = tuple(ATTACKS)  # of `fedquit list attacks`
+
+
+@dataclass(frozen=True)
 class EngineRecipe:
     """How it is computed; it never changes what."""
 
@@ -118,6 +126,7 @@ class Recipe:
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedquit"})
     recover: RecoverRecipe = RecoverRecipe()
     retrain: bool = True  # train the gold standard too, for comparison
+    evaluate: EvaluateRecipe = EvaluateRecipe()
     engine: EngineRecipe = EngineRecipe()
 
     def __post_init__(self) -> None:
@@ -136,6 +145,8 @@ class Recipe:
         _check(0 <= self.data.public < 1, "data.public must be at least 0 and below 1")
         _check(self.recover.max_rounds >= 0, "recover.max_rounds must be at least 0")
         _ = self.train.training()
+        for attack in self.evaluate.attacks:
+            lookup(ATTACKS, attack, "attack")
         _check(len(self.request) > 0, "a recipe needs at least one [[request]]")
         _check(
             self.retrain or self.recover.until == "rounds",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedquit.core import Request, State
-from fedquit.evaluate import Evaluation, separation
+from fedquit.evaluate import Evaluation
 from fedquit.params import fingerprint
 from fedquit.recipe import Recipe
 from fedquit.session import Progress
@@ -31,12 +31,6 @@ class RowMaker:
     def __call__(self, method: str, phase: str, progress: Progress, rounds: int | None = None) -> Row:
         """A row; `rounds` are those of the phase unless given."""
         params, who = progress.state.params, self.who
-        found = {"test": who.test, "retain": who.retain, "forget": who.forget, "holdout": who.holdout}
-        scores = {name: judge(params) for name, judge in found.items()}
-        traces: Row = {}
-        if scores["forget"] and scores["holdout"]:
-            apart = separation(scores["forget"].losses, scores["holdout"].losses)
-            traces = {"auc": apart.auc, "auc_low": apart.low, "auc_high": apart.high}
         return {
             "method": method,
             "phase": phase,
@@ -46,9 +40,7 @@ class RowMaker:
             "seed": self.recipe.seed,
             "rounds": progress.state.round if rounds is None else rounds,
             "seconds": round(progress.seconds, 3),
-            **{f"{name}_acc": s.accuracy if s else None for name, s in scores.items()},
-            **{f"{name}_loss": s.loss if s else None for name, s in scores.items()},
-            **traces,
+            **who.judge(params),
             **asdict(progress.costs),
             "fingerprint": fingerprint(params),
         }
@@ -56,7 +48,7 @@ class RowMaker:
 
 def mean_row(rows: list[Row]) -> Row:
     """The first row, with the measures averaged over all (one, or the paper's three recoveries)."""
-    measures = [k for k in rows[0] if k.endswith(("_acc", "_loss")) or k.startswith("auc")]
+    measures = [k for k in rows[0] if k.endswith(("_acc", "_loss")) or k.startswith(("auc", "mia_"))]
     means = {k: sum(r[k] for r in rows) / len(rows) for k in measures if rows[0][k] is not None}
     return rows[0] | means | {"runs": len(rows)}
 
@@ -81,12 +73,11 @@ class Recovery:
 
     def _take(self, progress: Progress) -> None:
         self.progress = progress
-        self.test_accuracy = self._who.test(self.state.params).accuracy
-        costs = progress.costs
-        point: Point = {"round": self.state.round, "test_acc": self.test_accuracy, "bytes": costs.bytes}
-        forget = self._who.forget(self.state.params)
-        if forget:
-            point["forget_acc"] = forget.accuracy
+        self.test_accuracy = self._who.accuracy("test", self.state.params) or 0.0
+        point: Point = {"round": self.state.round, "test_acc": self.test_accuracy, "bytes": progress.costs.bytes}
+        forget = self._who.accuracy("forget", self.state.params)
+        if forget is not None:
+            point["forget_acc"] = forget
         self.curve = [*(p for p in self.curve if p["round"] < self.state.round), point]
         write_json(self._path, self.curve)
 

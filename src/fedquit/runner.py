@@ -161,6 +161,9 @@ class _Serving:
         found = train(self.world, seen, self.cache, reporter=self.reporter, title=title, **hooks)
         return Standing(data, Membership(data.clients), found.trained, found.kept, found.progress)
 
+    def _evaluation(self, data: FederatedData, request: Request) -> Evaluation:
+        return Evaluation(self.world.model, data, request, self.recipe.evaluate.attacks, self.recipe.seed)
+
     def _marked(self, event: EventRecipe, data: FederatedData) -> FederatedData:
         samples = None
         if event.samples:
@@ -179,7 +182,7 @@ class _Serving:
             kept.own,
             self._log,
         )
-        return session, Metered(session, lambda: kept.stored(self.name, self.method.at_home))
+        return session, Metered(session, lambda: kept.stored(self.name, self.method.at_home), self.world.flops)
 
     def _log(self, event: Event) -> None:
         append_line(self.out / "events.jsonl", json.dumps(event))
@@ -187,7 +190,7 @@ class _Serving:
     def _forget(self, number: int, event: EventRecipe, found: Standing) -> Generator[Row, None, Standing]:
         request, data = _request(event), self._marked(event, found.data)
         served = Served(number, event, request, data, self.out / f"request-{number}")
-        who = Evaluation(self.world.model, data, request)
+        who = self._evaluation(data, request)
         row = RowMaker(who, self.recipe, number, request)
         yield row("original", "original", found.progress)
 
@@ -196,7 +199,7 @@ class _Serving:
             title = "Retrain: from scratch, without them"
             gold = train(self.world, data.after(request), self.cache, reporter=self.reporter, title=title).progress
             yield row("retrain", "retrained", gold)
-            target = who.test(gold.state.params).accuracy
+            target = who.accuracy("test", gold.state.params) or 0.0
 
         found, unlearned = self._unlearn(served, found)
         price = who.price_of_forgetting(found.progress.state.params, unlearned.state.params)
@@ -278,7 +281,7 @@ class _Serving:
 
         phase = advance(session, f"join-{number}", found.progress.state.fresh(), step, file, event.rounds, fed)
         progress = driven(phase, self.reporter, "Training with the clients that joined", event.rounds)
-        who = Evaluation(self.world.model, data, Request(event.clients))
+        who = self._evaluation(data, Request(event.clients))
         yield RowMaker(who, self.recipe, number, None)(self.name, "joined", progress)
         trained = _now(found.trained, progress, data)
         changes: dict[str, Any] = {"data": data, "membership": members, "trained": trained}

@@ -29,7 +29,7 @@ from fedquit.session import Progress, Session, advance
 from fedquit.store import Kept, StateFile, locked
 from fedquit.world import World
 
-CACHE_SCHEMA = 3  # raise it whenever the same recipe would train another model, or keep it in another form
+CACHE_SCHEMA = 4  # raise it whenever the same recipe would train another model, or keep it in another form
 Attached = Mapping[str, Method]  # by name
 
 
@@ -95,7 +95,7 @@ def _trained(
 ) -> tuple[Kept, Progress]:
     kept, file, training = Kept.open(folder), StateFile(folder / "state.safetensors"), world.training
     session = Session(world.engine(data, kept.clients), world.recipe.seed, data.clients, memories=kept.own)
-    meter = Metered(session)
+    meter = Metered(session, work=world.flops)
     if not file.path.exists():
         require_disk(world, folder, attached)
 

@@ -14,6 +14,7 @@ from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.engine import Address, Engine, open_engine
 from fedquit.errors import InputError
+from fedquit.flops import Flops, Shape
 from fedquit.method import Method
 from fedquit.models import FunctionalModel, load_model
 from fedquit.names import source_of
@@ -32,6 +33,7 @@ class World:
     training: Training
     initial: Params
     method: Method
+    flops: Flops  # remembers what it has counted
 
     def fingerprint(self) -> str:
         """A hash of the data, the network and its first parameters: of all that a recipe only names."""
@@ -73,7 +75,8 @@ def open_world(recipe: Recipe) -> World:
     model = load_model(recipe.model.name, shape, dataset.classes, dtype=dtype, **recipe.model.options)
     initial = model.init(Address(recipe.seed, "init").seed_for("server"))
     _probe(model, initial, dataset)
-    return World(recipe, data, model, recipe.train.training(), initial, recipe.build_method())
+    flops = Flops(model, Shape.of(dataset.x, dataset.y), len(data.public))
+    return World(recipe, data, model, recipe.train.training(), initial, recipe.build_method(), flops)
 
 
 def _probe(model: Model, initial: Params, dataset: Dataset) -> None:
