@@ -53,11 +53,12 @@ def test_one_training_serves_all_methods_and_every_retrain_serves_all_of_them(tm
     watch = Quiet()
     lines, outcomes = compare(recipe(), methods, [0, 1], 1, tmp_path, overview=watch)
     assert not any(o.failure for o in outcomes)
-    assert len(list((tmp_path / "cache").iterdir())) == 3, "Original, and Retrain for each of two clients"
-    assert [line.method for line in lines] == ["original", "retrain", *methods]
+    trainings = len(list((tmp_path / "cache").iterdir()))
+    assert trainings == 5, "Original, Retrain for each of two clients, and each again for the noise floor"
+    assert [line.method for line in lines] == ["original", "retrain", "retrain again", *methods]
     assert all(line.runs == 2 for line in lines)
-    assert watch.titles[0] == "0/10 fedquit, client 0, seed 0"
-    assert watch.titles[-1] == "10/10 done"
+    assert watch.titles[0] == "0/12 fedquit, client 0, seed 0"
+    assert watch.titles[-1] == "12/12 done"
 
 
 def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_a_method_that_fails_is_a_line_that_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     methods = ["test_compare:Breaks", "fedquit"]
     lines, outcomes = compare(recipe(), methods, [0, 1], 1, tmp_path, overview=Quiet())
-    broken, whole = lines[2:]
+    broken, whole = lines[3:]
     assert (broken.runs, broken.failures) == (1, ("ZeroDivisionError: it does not work",))
     assert (whole.runs, whole.failures) == (2, ())
     assert [o.failure for o in outcomes if o.method == "fedquit"] == ["", ""]
@@ -87,17 +88,17 @@ def test_a_damaged_run_fails_alone(tmp_path: Path) -> None:
     path = tmp_path / "seed-0" / "client-0" / "fedquit" / "request-0" / "unlearned.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     lines, _ = compare(recipe(), ["fedquit", "natural"], [0], 1, tmp_path, overview=Quiet())
-    assert "is damaged" in lines[2].failures[0]
-    assert lines[3].runs == 1
+    assert "is damaged" in lines[3].failures[0]
+    assert lines[4].runs == 1
 
 
 def test_a_history_that_does_not_fit_refuses_that_method_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = dataclasses.make_dataclass("usage", ["free"])(free=1000)
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)
     lines, _ = compare(recipe(), ["federaser", "fedquit"], [0], 1, tmp_path, overview=Quiet())
-    assert "federaser would keep a history of" in lines[2].failures[0]
-    assert "where 1,000 are free" in lines[2].failures[0]
-    assert lines[3].runs == 1
+    assert "federaser would keep a history of" in lines[3].failures[0]
+    assert "where 1,000 are free" in lines[3].failures[0]
+    assert lines[4].runs == 1
 
 
 def test_the_exit_code_tells_of_a_failure(
@@ -119,7 +120,7 @@ def test_the_exit_code_tells_of_a_failure(
     with pytest.raises(SystemExit):
         main()
     table = json.loads(capsys.readouterr().out)["table"]
-    assert [line["method"] for line in table] == ["original", "retrain", "fedquit"]
+    assert [line["method"] for line in table] == ["original", "retrain", "retrain again", "fedquit"]
 
 
 def outcome(method: str, target: int, forget: tuple[float, float, float], spent: int, epochs: float) -> Outcome:
@@ -127,7 +128,7 @@ def outcome(method: str, target: int, forget: tuple[float, float, float], spent:
 
     def row(phase: str, forget_acc: float, cost: int = 0, work: float = 0.0) -> dict[str, Any]:
         accuracies = {"test_acc": 80.0, "retain_acc": None, "forget_acc": forget_acc}
-        costs = {"down_bytes": cost // 2, "up_bytes": cost // 2, "client_epochs": work}
+        costs = {"down_bytes": cost // 2, "up_bytes": cost // 2, "client_epochs": work, "client_flops": 7 * cost}
         return {"phase": phase, "rounds": target, **accuracies, **costs}
 
     rows = [row("original", original), row("retrained", retrained, 1000, 100.0)]
@@ -142,7 +143,10 @@ def test_the_table_by_hand() -> None:
         outcome("free", 1, (90.0, 50.0, 90.0), 0, 0.0),
         dataclasses.replace(outcome("free", 2, (90.0, 60.0, 90.0), 0, 0.0), failure="no", rows=()),
     ]
-    original, retrain, a, free = summarised(found, ["a", "free"])
+    floor = {(t, 0): {**found[0].at("retrained"), "forget_acc": acc} for t, acc in ((1, 54.5), (2, 60.5))}
+    original, retrain, again, a, free = summarised(found, ["a", "free"], floor)
+    assert again.gaps["forget_acc"] == 2.5
+    assert (a.inside_floor, free.inside_floor) == (("test_acc",), ("test_acc",))
     assert original.means == {"test_acc": 80.0, "forget_acc": 90.0}
     assert retrain.means["forget_acc"] == 55.0
     assert a.means["forget_acc"] == 54.0
@@ -152,6 +156,7 @@ def test_the_table_by_hand() -> None:
     assert a.recovery_rounds == 1.5
     assert a.bytes_saved == 10.0
     assert a.epochs_saved == 4.0
+    assert a.flops_saved == 10.0
     assert (free.runs, free.bytes_saved, free.failures) == (1, None, ("no",))
     assert math.isclose(free.gaps["forget_acc"], 40.0)
     assert isinstance(free, Line)

@@ -39,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _err = Console(stderr=True)
-_out = Console() if sys.stdout.isatty() else Console(width=120)  # a file has no width; tables want some
+_out = Console() if sys.stdout.isatty() else Console(width=140)  # a file has no width; tables want some
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RecipeName = Annotated[str, typer.Argument(help="A .toml file, or the name of a recipe that comes with the package.")]
@@ -282,21 +282,24 @@ def compare(
 
 
 def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
-    table = Table(title=f"{escape(recipe.title) or 'Comparison'}: in %, (gap to Retrain ± deviation)", **_LOOK)
+    title = f"{escape(recipe.title) or 'Comparison'}: in %, (gap to Retrain ± deviation)"
+    table = Table(title=title, **_LOOK)
     table.add_column("method", no_wrap=True)
-    for name in ("test", "retain", "forget", "unlearned", "rounds", "bytes", "epochs"):
+    for name in ("test", "retain", "forget", "Song", "Yeom", "Avg. gap", "unlearned", "rounds", "bytes", "FLOPs"):
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
         if not line.means:
-            table.add_row(line.method, "failed", *[""] * 6)
+            table.add_row(line.method, "failed", *[""] * 9)
             continue
-        cells = [_with_gap(line, m) for m in ("test_acc", "retain_acc", "forget_acc")]
+        cells = [_with_gap(line, m) for m in ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom")]
+        average = "" if line.avg_gap is None else f"{line.avg_gap:.1f}"
         before = f"{line.unlearned['test_acc']:.0f}/{line.unlearned['forget_acc']:.0f}" if line.unlearned else ""
         rounds = "" if line.recovery_rounds is None else f"{line.recovery_rounds:.1f}"
-        bytes_saved, epochs_saved = _times(line, line.bytes_saved), _times(line, line.epochs_saved)
-        table.add_row(line.method, *cells, before, rounds, bytes_saved, epochs_saved)
+        saved = _times(line, line.bytes_saved), _times(line, line.flops_saved)
+        table.add_row(line.method, *cells, average, before, rounds, *saved)
     _out.print(table)
-    _out.print("unlearned: test/forget accuracy before recovery; bytes, epochs: how many times cheaper than Retrain.")
+    _out.print("unlearned: test/forget accuracy before recovery; bytes, FLOPs: how many times cheaper than Retrain.")
+    _out.print("retrain again: another seed, the noise floor; a gap marked ≈ is no larger, hence no difference.")
     for line in lines:
         for why in line.failures:
             _out.print(f"[bold]{line.method}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
@@ -304,9 +307,12 @@ def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
 
 
 def _with_gap(line: Line, metric: str) -> str:
+    if metric not in line.means:
+        return ""
     if metric not in line.gaps:
         return f"{line.means[metric]:.1f}"
-    return f"{line.means[metric]:.1f} ({line.gaps[metric]:.1f}±{line.deviations[metric]:.1f})"
+    mark = "≈" if metric in line.inside_floor else ""
+    return f"{line.means[metric]:.1f} ({mark}{line.gaps[metric]:.1f}±{line.deviations[metric]:.1f})"
 
 
 def _times(line: Line, saved: float | None) -> str:

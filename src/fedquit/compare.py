@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,15 +17,21 @@ from typing import Any, Protocol
 from fedquit.core import ClientId
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.methods import METHODS
+from fedquit.metrics.gaps import inside_floor, paired
+from fedquit.metrics.tug_of_war import tug_of_war
 from fedquit.names import lookup
 from fedquit.recipe import Recipe
 from fedquit.rows import Row
-from fedquit.runner import run
+from fedquit.runner import retrain_again, run
 from fedquit.store import write_json
 from fedquit.training import Attached, Reporter, require_disk
 from fedquit.world import open_world
 
-METRICS = ("test_acc", "retain_acc", "forget_acc")
+METRICS = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom")
+AVERAGED = ("retain_acc", "forget_acc", "mia_song_svc", "mia_yeom")  # the paper's Avg. Gap
+
+
+Floor = Mapping[tuple[ClientId, int], Row]  # Retrain with another seed, for each target and seed
 
 
 class Overview(Reporter, Protocol):
@@ -66,8 +72,16 @@ class Line:
     recovery_rounds: float | None = None
     bytes: float | None = None
     client_epochs: float | None = None
+    flops: float | None = None
     bytes_saved: float | None = None  # Retrain's cost divided by the method's; None where it costs nothing
     epochs_saved: float | None = None
+    flops_saved: float | None = None
+    avg_gap: float | None = None
+    tug_of_war: float | None = None
+    inside_floor: tuple[str, ...] = ()  # gaps no larger than what another seed does to Retrain
+    against_first: dict[str, float | bool] | None = (
+        None  # its forget gap less that of the first method, over the targets
+    )
 
 
 def chosen_methods(text: str) -> list[str]:
@@ -108,17 +122,25 @@ def compare(
     variants = {name: _variant(recipe, name) for name in methods}
     attached, refused = _attachable(variants, cache)
     jobs = [(s, t, name) for s in range(recipe.seed, recipe.seed + seeds) for t in targets for name in methods]
-    outcomes = []
+    pairs = list(dict.fromkeys((s, t) for s, t, _ in jobs))
+    total, outcomes, floor = len(jobs) + len(pairs), [], {}
     for number, (seed, target, name) in enumerate(jobs):
-        overview.runs(number, len(jobs), f"{name}, client {target}, seed {seed}")
-        event = dataclasses.replace(recipe.request[0], clients=(target,))
-        tried = dataclasses.replace(variants[name], seed=seed, request=(event,))
+        overview.runs(number, total, f"{name}, client {target}, seed {seed}")
+        tried = _for(variants[name], seed, target)
         folder = out / f"seed-{seed}" / f"client-{target}" / name.replace(":", ".")
         outcomes.append(_tried(tried, Outcome(name, target, seed, folder), cache, overview, attached, refused))
-    overview.runs(len(jobs), len(jobs), "done")
-    lines = list(summarised(outcomes, methods))
+    for number, (seed, target) in enumerate(pairs, start=len(jobs)):
+        overview.runs(number, total, f"noise floor, client {target}, seed {seed}")
+        floor[target, seed] = retrain_again(_for(recipe, seed, target), cache, reporter=overview)
+    overview.runs(total, total, "done")
+    lines = list(summarised(outcomes, methods, floor))
     write_json(out / "comparison.json", to_dict(recipe, lines, outcomes))
     return lines, outcomes
+
+
+def _for(recipe: Recipe, seed: int, target: ClientId) -> Recipe:
+    event = dataclasses.replace(recipe.request[0], clients=(target,))
+    return dataclasses.replace(recipe, seed=seed, request=(event,))
 
 
 def _variant(recipe: Recipe, name: str) -> Recipe:
@@ -155,45 +177,99 @@ def _tried(
     return dataclasses.replace(outcome, rows=tuple(results["rows"]))
 
 
-def summarised(outcomes: Sequence[Outcome], methods: Sequence[str]) -> Iterator[Line]:
-    """The lines of the table: Original, Retrain, and each method."""
+def summarised(outcomes: Sequence[Outcome], methods: Sequence[str], floor: Floor) -> Iterator[Line]:
+    """The lines of the table: Original, Retrain, Retrain with another seed, and each method."""
     done = [o for o in outcomes if not o.failure]
     pairs = list({(o.target, o.seed): o for o in done}.values())  # Original and Retrain are the same for all methods
     for name, phase in (("original", "original"), ("retrain", "retrained")):
         rows = [o.at(phase) for o in pairs]
         if rows:
-            spent, epochs = _mean(map(_bytes, rows)), _mean(r["client_epochs"] for r in rows)
-            yield Line(name, phase, len(rows), means=_means(rows), bytes=spent, client_epochs=epochs)
+            spent = _costs(rows)
+            costs = (spent["bytes"], spent["client_epochs"], spent["flops"])
+            yield Line(name, phase, len(rows), (), _means(rows), {}, {}, {}, None, *costs)
+    noise = [(floor[o.target, o.seed], o.at("retrained")) for o in pairs if (o.target, o.seed) in floor]
+    between = _gaps(noise)
+    if noise:
+        yield Line("retrain again", "floor", len(noise), (), _means([a for a, _ in noise]), *_spread(between))
+    first: dict[tuple[ClientId, int], float] | None = None
     for name in methods:
         mine = [o for o in done if o.method == name]
         failures = tuple(sorted({o.failure for o in outcomes if o.method == name and o.failure}))
-        yield _line(name, mine, failures) if mine else Line(name, "recovered", failures=failures)
+        if not mine:
+            yield Line(name, "recovered", failures=failures)
+            continue
+        forget = {(o.target, o.seed): _gap(o.at("recovered"), o.at("retrained"), "forget_acc") for o in mine}
+        known = {at: g for at, g in forget.items() if g is not None}
+        first = first if first is not None else known
+        yield _line(name, mine, failures, {m: _mean(g) for m, g in between.items()}, _paired(known, first))
 
 
-def _line(name: str, mine: Sequence[Outcome], failures: tuple[str, ...]) -> Line:
+def _line(
+    name: str,
+    mine: Sequence[Outcome],
+    failures: tuple[str, ...],
+    floor: dict[str, float],
+    against_first: dict[str, float | bool] | None,
+) -> Line:
     gold = [o.at("retrained") for o in mine]
     unlearned, recovered = [o.at("unlearned") for o in mine], [o.at("recovered") for o in mine]
-    gaps = {
-        m: [abs(a[m] - b[m]) for a, b in zip(recovered, gold, strict=True) if a[m] is not None and b[m] is not None]
-        for m in METRICS
-    }
-    spent = [_bytes(u) + _bytes(r) for u, r in zip(unlearned, recovered, strict=True)]
-    epochs = [u["client_epochs"] + r["client_epochs"] for u, r in zip(unlearned, recovered, strict=True)]
+    gaps, deviations = _spread(_gaps(list(zip(recovered, gold, strict=True))))
+    whole = _costs(gold)
+    spent = {c: _costs(unlearned)[c] + _costs(recovered)[c] for c in whole}
+    tug = {m: gaps.get(f"{m}_acc") for m in ("forget", "retain", "test")}
     return Line(
         name,
         "recovered",
         len(mine),
         failures,
         _means(recovered),
-        {m: _mean(g) for m, g in gaps.items() if g},
-        {m: statistics.stdev(g) if len(g) > 1 else 0.0 for m, g in gaps.items() if g},
+        gaps,
+        deviations,
         _means(unlearned),
         _mean(r["rounds"] for r in recovered),
-        _mean(spent),
-        _mean(epochs),
-        _saved(_mean(map(_bytes, gold)), _mean(spent)),
-        _saved(_mean(g["client_epochs"] for g in gold), _mean(epochs)),
+        spent["bytes"],
+        spent["client_epochs"],
+        spent["flops"],
+        bytes_saved=_saved(whole["bytes"], spent["bytes"]),
+        epochs_saved=_saved(whole["client_epochs"], spent["client_epochs"]),
+        flops_saved=_saved(whole["flops"], spent["flops"]),
+        avg_gap=_mean(gaps[m] for m in AVERAGED) if all(m in gaps for m in AVERAGED) else None,
+        tug_of_war=tug_of_war(**{m: g for m, g in tug.items() if g is not None}) if None not in tug.values() else None,
+        inside_floor=tuple(m for m, g in gaps.items() if m in floor and inside_floor(g, floor[m])),
+        against_first=against_first,
     )
+
+
+def _gap(row: Row, gold: Row, metric: str) -> float | None:
+    a, b = row.get(metric), gold.get(metric)
+    return None if a is None or b is None else abs(a - b)
+
+
+def _gaps(rows: Sequence[tuple[Row, Row]]) -> dict[str, list[float]]:
+    """For each metric, the absolute difference to Retrain in each run that has both."""
+    found = {m: [g for a, b in rows if (g := _gap(a, b, m)) is not None] for m in METRICS}
+    return {m: gaps for m, gaps in found.items() if gaps}
+
+
+def _spread(gaps: dict[str, list[float]]) -> tuple[dict[str, float], dict[str, float]]:
+    deviations = {m: statistics.stdev(g) if len(g) > 1 else 0.0 for m, g in gaps.items()}
+    return {m: _mean(g) for m, g in gaps.items()}, deviations
+
+
+def _paired(
+    mine: dict[tuple[ClientId, int], float], first: dict[tuple[ClientId, int], float]
+) -> dict[str, float | bool] | None:
+    """The difference to the first method over the targets that both have, with Student's 95 % interval."""
+    both = sorted(mine.keys() & first.keys())
+    if len(both) < 2 or mine is first:
+        return None
+    found = paired([mine[at] for at in both], [first[at] for at in both])
+    return {"mean": found.mean, "low": found.t.low, "high": found.t.high, "different": found.different}
+
+
+def _costs(rows: Sequence[Row]) -> dict[str, float]:
+    epochs, flops = _mean(r["client_epochs"] for r in rows), _mean(r.get("client_flops", 0) for r in rows)
+    return {"bytes": _mean(map(_bytes, rows)), "client_epochs": epochs, "flops": flops}
 
 
 def _bytes(row: Row) -> float:
@@ -205,7 +281,7 @@ def _mean(values: Iterator[float] | Sequence[float] | Any) -> float:  # noqa: AN
 
 
 def _means(rows: Sequence[Row]) -> dict[str, float]:
-    return {m: _mean(r[m] for r in rows) for m in METRICS if all(r[m] is not None for r in rows)}
+    return {m: _mean(r[m] for r in rows) for m in METRICS if all(r.get(m) is not None for r in rows)}
 
 
 def _saved(whole: float, part: float) -> float | None:

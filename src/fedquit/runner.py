@@ -36,6 +36,7 @@ from fedquit.training import Attached, Reporter, Silent, driven, train
 from fedquit.world import World, open_world
 
 SCHEMA = 1
+FLOOR_SEED = 1_000_003  # added to a seed for the second Retrain
 
 
 def run(
@@ -60,6 +61,19 @@ def run(
         results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
         write_json(out / "results.json", results)
     return results
+
+
+def retrain_again(recipe: Recipe, cache: Path, *, reporter: Reporter | None = None) -> Row:
+    """Retrain for the recipe's first request with another seed: how far two Retrains differ is the noise floor."""
+    world = open_world(recipe)
+    event = recipe.request[0]
+    serving = _Serving(world, Path(), cache, reporter or Silent(), {})
+    data, request = serving.marked(event, world.data), _request(event)
+    other = open_world(dataclasses.replace(recipe, seed=recipe.seed + FLOOR_SEED))
+    title = "Retrain again: the noise floor"
+    found = train(other, data.after(request), cache, reporter=serving.reporter, title=title)
+    row = RowMaker(serving.evaluation(data, request), recipe, 0, request)
+    return row("retrain", "retrained again", found.progress)
 
 
 def _claim(out: Path, world: World) -> None:
@@ -150,21 +164,23 @@ class _Serving:
             members.check(request)
             self.method.check(request)
             before |= dict.fromkeys(request.clients, data)
-            data, members = self._marked(event, data).after(request), members.serve(request)
+            data, members = self.marked(event, data).after(request), members.serve(request)
 
     def _original(self) -> Standing:
         event = next((e for e in self.recipe.request if e.kind == "forget"), None)
         data, request = self.world.data, _request(event) if event else None
-        seen = self._marked(event, data) if event and any(m.knows_request for m in self.attached.values()) else data
+        seen = self.marked(event, data) if event and any(m.knows_request for m in self.attached.values()) else data
         title = "Original: everybody trains"
         hooks: dict[str, Any] = {"attached": self.attached, "request": request}
         found = train(self.world, seen, self.cache, reporter=self.reporter, title=title, **hooks)
         return Standing(data, Membership(data.clients), found.trained, found.kept, found.progress)
 
-    def _evaluation(self, data: FederatedData, request: Request) -> Evaluation:
+    def evaluation(self, data: FederatedData, request: Request) -> Evaluation:
+        """What a request is judged on."""
         return Evaluation(self.world.model, data, request, self.recipe.evaluate.attacks, self.recipe.seed)
 
-    def _marked(self, event: EventRecipe, data: FederatedData) -> FederatedData:
+    def marked(self, event: EventRecipe, data: FederatedData) -> FederatedData:
+        """The data with the examples of a request marked."""
         samples = None
         if event.samples:
             samples = choose_samples(data, event.clients, event.samples, event.choose, self.recipe.seed)
@@ -188,9 +204,9 @@ class _Serving:
         append_line(self.out / "events.jsonl", json.dumps(event))
 
     def _forget(self, number: int, event: EventRecipe, found: Standing) -> Generator[Row, None, Standing]:
-        request, data = _request(event), self._marked(event, found.data)
+        request, data = _request(event), self.marked(event, found.data)
         served = Served(number, event, request, data, self.out / f"request-{number}")
-        who = self._evaluation(data, request)
+        who = self.evaluation(data, request)
         row = RowMaker(who, self.recipe, number, request)
         yield row("original", "original", found.progress)
 
@@ -281,7 +297,7 @@ class _Serving:
 
         phase = advance(session, f"join-{number}", found.progress.state.fresh(), step, file, event.rounds, fed)
         progress = driven(phase, self.reporter, "Training with the clients that joined", event.rounds)
-        who = self._evaluation(data, Request(event.clients))
+        who = self.evaluation(data, Request(event.clients))
         yield RowMaker(who, self.recipe, number, None)(self.name, "joined", progress)
         trained = _now(found.trained, progress, data)
         changes: dict[str, Any] = {"data": data, "membership": members, "trained": trained}
