@@ -133,6 +133,8 @@ def test_a_recipe_extends_another_by_one_level(tmp_path: Path) -> None:
         ("[[request]]\nsamples = 1.0", r"request.samples must be"),
         ("request = []", r"at least one \[\[request\]\]"),
         ("retrain = false", r"recovery until Retrain's accuracy needs a Retrain"),
+        ("[recover]\nbudgets = [0.5, 2]", r"recover.budgets must lie"),
+        ('[evaluate]\nattacks = ["yeon"]', r"unknown attack 'yeon': did you mean 'yeom'"),
         ("[recover]\nmax_rounds = -1", r"recover.max_rounds must be"),
         ("[train]\nclients_per_round = -1", r"train.clients_per_round must be"),
         ("[train]\nmomentum = nan", r"recipe.train.momentum is not a number"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -475,3 +476,33 @@ def test_the_next_request_finds_what_is_left(tmp_path: Path) -> None:
 def test_losses_that_are_not_finite_are_said_so(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="some logits are not finite"):
         run(tiny(method={"name": "worlds:Overflow"}), tmp_path / "a")
+
+
+def test_fixed_budgets_look_at_the_same_recovery_once_it_has_cost_so_much(tmp_path: Path) -> None:
+    recipe = tiny(recover={"until": "rounds", "max_rounds": 2, "budgets": [0.5, 0.2, 0.75]}, train={"rounds": 8})
+    results = run(recipe, tmp_path / "a")
+    budgets = [r for r in results["rows"] if r["phase"] == "budget"]
+    assert [r["budget"] for r in budgets] == [0.2, 0.5, 0.75]
+    assert [r["rounds"] for r in budgets] == [2, 4, 6], "of 8 rounds with 3 clients; unlearning is a ninth of a round"
+    for r in budgets:
+        assert r["budget"] <= r["budget_spent"] < r["budget"] + 1 / 8
+    recovered = phases(results)["recovered"]
+    assert budgets[0]["fingerprint"] == recovered["fingerprint"], "the same rounds, with the same random numbers"
+    again = run(recipe, tmp_path / "a")
+    assert again["rows"] == results["rows"]
+
+
+def test_a_method_that_costs_more_than_a_budget_before_recovery_says_so(tmp_path: Path) -> None:
+    recipe = tiny(method={"name": "mode"}, recover={"until": "rounds", "max_rounds": 0, "budgets": [0.05]})
+    (row,) = [r for r in run(recipe, tmp_path / "a")["rows"] if r["phase"] == "budget"]
+    assert row["rounds"] == 0
+    assert row["budget_spent"] > 1
+
+
+def test_two_snapshots_and_the_distance_to_retrain_are_in_the_rows(tmp_path: Path) -> None:
+    rows = phases(run(tiny(data={"options": {"examples": 400, "noise": 3.0, "classes": 3, "size": 4}}), tmp_path / "a"))
+    assert rows["unlearned"]["leakage_auc"] > 0.5, "confidence falls on the forgotten data more than elsewhere"
+    assert 0 <= rows["recovered"]["forget_js"] < rows["unlearned"]["forget_js"] <= math.log(2)
+    assert "forget_js" not in rows["retrained"]
+    natural = phases(run(tiny(method={"name": "natural"}), tmp_path / "b"))
+    assert natural["unlearned"]["leakage_auc"] == 0.5, "the same model twice gives nothing away"

@@ -16,7 +16,8 @@ from fedquit.attacks.strength import FPRS, roc
 from fedquit.core import Model, Params, Request
 from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.metrics.holdout import holdout_null
-from fedquit.signals import Signals, signals
+from fedquit.metrics.leakage import leakage
+from fedquit.signals import Signals, js_divergence, signals
 
 Set = Literal["test", "retain", "forget", "holdout"]
 SETS: tuple[Set, ...] = ("test", "retain", "forget", "holdout")
@@ -66,6 +67,25 @@ class Evaluation:
             return None
         losses = [signals(self.model, params, x, y).loss.mean() for params in (before, after)]
         return float(losses[1] - losses[0])
+
+    def against(self, before: Params, after: Params, gold: Params | None) -> dict[str, Any]:
+        """What needs a second model: what both snapshots give away together, and the distance to Retrain."""
+        null: Set = "holdout" if len(self.examples("holdout")[1]) else "test"
+        (x, y), (null_x, null_y) = self.examples("forget"), self.examples(null)
+        if not len(y):
+            return {}
+        forgotten, outsiders = (
+            (signals(self.model, before, a, b), signals(self.model, after, a, b)) for a, b in ((x, y), (null_x, null_y))
+        )
+        leak = leakage(forgotten, outsiders).auc
+        measures: dict[str, Any] = {
+            "leakage_auc": leak.value,
+            "leakage_auc_low": leak.low,
+            "leakage_auc_high": leak.high,
+        }
+        if gold is not None:
+            measures["forget_js"] = float(js_divergence(self.model, after, gold, x).mean())
+        return measures
 
     def judge(self, params: Params) -> dict[str, Any]:
         """Every measure of one model that needs no other model."""

@@ -96,6 +96,7 @@ class RecoverRecipe:
 
     until: Literal["retrained", "retrained-mean-of-3", "rounds"] = "retrained"
     max_rounds: int = 30  # at most; with until = "rounds", exactly
+    budgets: tuple[float, ...] = ()  # also look at the model once it has cost these shares of Retrain's bytes
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ class Recipe:
         _check(0 <= self.data.public < 1, "data.public must be at least 0 and below 1")
         _check(self.recover.max_rounds >= 0, "recover.max_rounds must be at least 0")
         _ = self.train.training()
+        _check(all(0 < b <= 1 for b in self.recover.budgets), "recover.budgets must lie above 0 and at most at 1")
+        _check(self.retrain or not self.recover.budgets, "budgets are shares of Retrain's cost; set retrain = true")
         for attack in self.evaluate.attacks:
             lookup(ATTACKS, attack, "attack")
         _check(len(self.request) > 0, "a recipe needs at least one [[request]]")

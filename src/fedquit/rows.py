@@ -48,7 +48,7 @@ class RowMaker:
 
 def mean_row(rows: list[Row]) -> Row:
     """The first row, with the measures averaged over all (one, or the paper's three recoveries)."""
-    measures = [k for k in rows[0] if k.endswith(("_acc", "_loss")) or k.startswith(("auc", "mia_"))]
+    measures = [k for k in rows[0] if k.endswith(("_acc", "_loss")) or k.startswith(("auc", "mia_", "leakage"))]
     means = {k: sum(r[k] for r in rows) / len(rows) for k in measures if rows[0][k] is not None}
     return rows[0] | means | {"runs": len(rows)}
 

@@ -210,20 +210,23 @@ class _Serving:
         row = RowMaker(who, self.recipe, number, request)
         yield row("original", "original", found.progress)
 
-        target = math.inf
+        before, gold, target = found.progress.state.params, None, math.inf
         if self.recipe.retrain:
             title = "Retrain: from scratch, without them"
             gold = train(self.world, data.after(request), self.cache, reporter=self.reporter, title=title).progress
-            yield row("retrain", "retrained", gold)
+            yield row("retrain", "retrained", gold) | who.against(before, gold.state.params, None)
             target = who.accuracy("test", gold.state.params) or 0.0
+        wanted = gold.state.params if gold else None
 
         found, unlearned = self._unlearn(served, found)
-        price = who.price_of_forgetting(found.progress.state.params, unlearned.state.params)
-        yield row(self.name, "unlearned", unlearned) | {"price_of_forgetting": price}
+        price = {"price_of_forgetting": who.price_of_forgetting(before, unlearned.state.params)}
+        yield row(self.name, "unlearned", unlearned) | price | who.against(before, unlearned.state.params, wanted)
 
         runs = self._recover(served, found, unlearned.state.fresh(), who, target)
-        rows = [row(self.name, "recovered", r.progress) for r in runs]
+        rows = [row(self.name, "recovered", r.progress) | who.against(before, r.state.params, wanted) for r in runs]
         yield mean_row(rows) | {"curve": mean_curve([r.curve for r in runs])}
+        if gold:
+            yield from self._at_budgets(served, found, unlearned, row, gold.costs.bytes)
 
         progress = dataclasses.replace(runs[0].progress, state=runs[0].state.settled())
         return dataclasses.replace(
@@ -279,6 +282,32 @@ class _Serving:
             for r in runs:
                 if r.state.round == behind:
                     r.step()
+
+    def _at_budgets(
+        self, served: Served, found: Standing, unlearned: Progress, row: RowMaker, whole: int
+    ) -> Iterator[Row]:
+        """The same recovery, looked at once it has cost each share of Retrain's bytes; unlearning counts."""
+        left, request = served.data.after(served.request), served.request
+        done = served.folder / "budgets.json"
+        rows: list[Row] = read_json(done) if done.exists() else []
+        yield from rows
+        budgets = sorted(self.recipe.recover.budgets)[len(rows) :]
+        if not budgets:
+            return
+        session, fed = self._begin(left, Kept.open(served.folder / "budgets", found.kept), left.clients)
+        step = partial(self._recovery_round, fed, found.trained, request)
+        file = StateFile(served.folder / "budgets.safetensors")
+        rounds = advance(session, f"recover-{served.number}", unlearned.state.fresh(), step, file, meter=fed)
+        progress = next(rounds)
+        self.reporter.phase("Recovery: on to fixed budgets", None, progress.state.round)
+        for budget in budgets:
+            while unlearned.costs.bytes + progress.costs.bytes < budget * whole - 1e-6:
+                progress = next(rounds)
+                self.reporter.round(progress.state.round, f"budget {budget:.0%}")
+            spent = unlearned.costs.bytes + progress.costs.bytes
+            rows = [*rows, row(self.name, "budget", progress) | {"budget": budget, "budget_spent": spent / whole}]
+            write_json(done, rows)
+            yield rows[-1]
 
     def _recovery_round(self, fed: Metered, trained: Trained, request: Request, state: State) -> State:
         return self.method.recover(fed, state, trained, request)
