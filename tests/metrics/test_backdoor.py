@@ -16,7 +16,7 @@ TARGET = 2
 
 
 class Backdoored:
-    """Says the class that the grey level encodes, or the target where the corner is bright, as far as `trigger` goes."""
+    """Says the class that the grey level encodes, or the target where the corner is bright, if `trigger` is on."""
 
     def init(self, seed: int) -> Params:
         return {"trigger": torch.ones(()), "knows": torch.ones(())}

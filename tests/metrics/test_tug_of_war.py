@@ -31,7 +31,7 @@ def test_it_lies_between_0_and_1_and_never_exceeds_its_worst_part(a: float, b: f
 
 
 def test_both_broken_unlearners_are_caught() -> None:
-    """Retrain has 70 % on forget, 97 % on retain, 72 % on test data; an attack calls 50 % of the forget data members."""
+    """Retrain has 70 % on forget, 97 % on retain, 72 % on test data; an attack calls 50 % of forget data members."""
     good = tug_of_war(forget=1, retain=1, test=1)
     nothing, wiped = (
         tug_of_war(forget=95 - 70, retain=0, test=1),
