@@ -255,6 +255,7 @@ def compare(
     methods: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
     targets: Annotated[str, typer.Option(help="The clients that leave, one in each run.")] = "0",
     seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
+    references: Annotated[int, typer.Option(help="More seeds of each erasure: LiRA, U-LiRA, KLoM, epsilon.")] = 0,
     settings: Settings = [],  # noqa: B006 - typer copies it
     cache: Cache = None,
     as_json: AsJson = False,
@@ -269,7 +270,9 @@ def compare(
     _set_threads(chosen)
     with Bars() as bars:
         names, clients = chosen_methods(methods), parse_targets(targets)
-        lines, outcomes = compare_methods(chosen, names, clients, seeds, out, overview=bars, cache=cache)
+        lines, outcomes = compare_methods(
+            chosen, names, clients, seeds, out, overview=bars, cache=cache, references=references
+        )
     done = [o.folder for o in outcomes if not o.failure]
     if done:
         write_report(done, out / "report.html")
@@ -300,6 +303,10 @@ def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
     _out.print(table)
     _out.print("unlearned: test/forget accuracy before recovery; bytes, FLOPs: how many times cheaper than Retrain.")
     _out.print("retrain again: another seed, the noise floor; a gap marked ≈ is no larger, hence no difference.")
+    for line in lines:
+        if line.references:
+            numbers = ", ".join(f"{name} {value:.3g}" for name, value in line.references.items())
+            _out.print(f"{line.method}: {numbers}", **_PLAIN)
     for line in lines:
         for why in line.failures:
             _out.print(f"[bold]{line.method}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)

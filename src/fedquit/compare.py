@@ -21,6 +21,7 @@ from fedquit.metrics.gaps import inside_floor, paired
 from fedquit.metrics.tug_of_war import tug_of_war
 from fedquit.names import lookup
 from fedquit.recipe import Recipe
+from fedquit.references import Evidence, gathered
 from fedquit.rows import Row
 from fedquit.runner import retrain_again, run
 from fedquit.store import write_json
@@ -51,6 +52,7 @@ class Outcome:
     folder: Path
     rows: tuple[Row, ...] = ()
     failure: str = ""
+    evidence: Evidence | None = None  # of many models
 
     def at(self, phase: str) -> Row:
         """The row of a phase."""
@@ -78,6 +80,7 @@ class Line:
     flops_saved: float | None = None
     avg_gap: float | None = None
     tug_of_war: float | None = None
+    references: dict[str, float] = dataclasses.field(default_factory=dict)  # means of what needs many models
     inside_floor: tuple[str, ...] = ()  # gaps no larger than what another seed does to Retrain
     against_first: dict[str, float | bool] | None = (
         None  # its forget gap less that of the first method, over the targets
@@ -112,8 +115,12 @@ def compare(
     *,
     overview: Overview,
     cache: Path | None = None,
+    references: int = 0,
 ) -> tuple[list[Line], list[Outcome]]:
-    """Run everything, or go on with it, and write `comparison.json`."""
+    """Run everything, or go on with it, and write `comparison.json`.
+
+    With `references`, each erasure is repeated with so many other seeds, for what needs many models.
+    """
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}: it must be at least 1.")
     if not recipe.retrain:
@@ -128,7 +135,11 @@ def compare(
         overview.runs(number, total, f"{name}, client {target}, seed {seed}")
         tried = _for(variants[name], seed, target)
         folder = out / f"seed-{seed}" / f"client-{target}" / name.replace(":", ".")
-        outcomes.append(_tried(tried, Outcome(name, target, seed, folder), cache, overview, attached, refused))
+        outcome = _tried(tried, Outcome(name, target, seed, folder), cache, overview, attached, refused)
+        if references and not outcome.failure:
+            found = gathered(tried, references, folder, cache, reporter=overview, attached=attached)
+            outcome = dataclasses.replace(outcome, evidence=found)
+        outcomes.append(outcome)
     for number, (seed, target) in enumerate(pairs, start=len(jobs)):
         overview.runs(number, total, f"noise floor, client {target}, seed {seed}")
         floor[target, seed] = retrain_again(_for(recipe, seed, target), cache, reporter=overview)
@@ -235,6 +246,7 @@ def _line(
         flops_saved=_saved(whole["flops"], spent["flops"]),
         avg_gap=_mean(gaps[m] for m in AVERAGED) if all(m in gaps for m in AVERAGED) else None,
         tug_of_war=tug_of_war(**{m: g for m, g in tug.items() if g is not None}) if None not in tug.values() else None,
+        references=_references([o.evidence for o in mine if o.evidence]),
         inside_floor=tuple(m for m, g in gaps.items() if m in floor and inside_floor(g, floor[m])),
         against_first=against_first,
     )
@@ -270,6 +282,13 @@ def _paired(
 def _costs(rows: Sequence[Row]) -> dict[str, float]:
     epochs, flops = _mean(r["client_epochs"] for r in rows), _mean(r.get("client_flops", 0) for r in rows)
     return {"bytes": _mean(map(_bytes, rows)), "client_epochs": epochs, "flops": flops}
+
+
+def _references(found: Sequence[Evidence]) -> dict[str, float]:
+    if not found:
+        return {}
+    each = [dataclasses.asdict(e) for e in found]
+    return {k: _mean(e[k] for e in each) for k in each[0] if all(e[k] is not None for e in each)}
 
 
 def _bytes(row: Row) -> float:

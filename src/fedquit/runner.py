@@ -31,7 +31,7 @@ from fedquit.meter import Metered
 from fedquit.recipe import EventRecipe, Recipe
 from fedquit.rows import Recovery, Row, RowMaker, mean_curve, mean_row
 from fedquit.session import Event, Progress, Session, advance
-from fedquit.store import Journal, Kept, StateFile, append_line, locked, read_json, write_json
+from fedquit.store import Journal, Kept, StateFile, append_line, locked, read_json, save_params, write_json
 from fedquit.training import Attached, Reporter, Silent, driven, train
 from fedquit.world import World, open_world
 
@@ -65,15 +65,23 @@ def run(
 
 def retrain_again(recipe: Recipe, cache: Path, *, reporter: Reporter | None = None) -> Row:
     """Retrain for the recipe's first request with another seed: how far two Retrains differ is the noise floor."""
-    world = open_world(recipe)
-    event = recipe.request[0]
-    serving = _Serving(world, Path(), cache, reporter or Silent(), {})
-    data, request = serving.marked(event, world.data), _request(event)
-    other = open_world(dataclasses.replace(recipe, seed=recipe.seed + FLOOR_SEED))
-    title = "Retrain again: the noise floor"
-    found = train(other, data.after(request), cache, reporter=serving.reporter, title=title)
-    row = RowMaker(serving.evaluation(data, request), recipe, 0, request)
-    return row("retrain", "retrained again", found.progress)
+    other = dataclasses.replace(recipe, seed=recipe.seed + FLOOR_SEED)
+    found = retrained(other, cache, reporter or Silent(), "Retrain again: the noise floor")
+    row = RowMaker(evaluation_of(open_world(recipe)), recipe, 0, _request(recipe.request[0]))
+    return row("retrain", "retrained again", found)
+
+
+def retrained(recipe: Recipe, cache: Path, reporter: Reporter, title: str = "Retrain: from scratch") -> Progress:
+    """Retrain for the recipe's first request alone, from the cache where it is there."""
+    world, event = open_world(recipe), recipe.request[0]
+    data = _marked(event, world.data, recipe).after(_request(event))
+    return train(world, data, cache, reporter=reporter, title=title).progress
+
+
+def evaluation_of(world: World) -> Evaluation:
+    """What the recipe's first request is judged on."""
+    event = world.recipe.request[0]
+    return _evaluation(world, _marked(event, world.data, world.recipe), _request(event))
 
 
 def _claim(out: Path, world: World) -> None:
@@ -164,27 +172,17 @@ class _Serving:
             members.check(request)
             self.method.check(request)
             before |= dict.fromkeys(request.clients, data)
-            data, members = self.marked(event, data).after(request), members.serve(request)
+            data, members = _marked(event, data, self.recipe).after(request), members.serve(request)
 
     def _original(self) -> Standing:
         event = next((e for e in self.recipe.request if e.kind == "forget"), None)
         data, request = self.world.data, _request(event) if event else None
-        seen = self.marked(event, data) if event and any(m.knows_request for m in self.attached.values()) else data
+        ahead = event and any(m.knows_request for m in self.attached.values())
+        seen = _marked(event, data, self.recipe) if event and ahead else data
         title = "Original: everybody trains"
         hooks: dict[str, Any] = {"attached": self.attached, "request": request}
         found = train(self.world, seen, self.cache, reporter=self.reporter, title=title, **hooks)
         return Standing(data, Membership(data.clients), found.trained, found.kept, found.progress)
-
-    def evaluation(self, data: FederatedData, request: Request) -> Evaluation:
-        """What a request is judged on."""
-        return Evaluation(self.world.model, data, request, self.recipe.evaluate.attacks, self.recipe.seed)
-
-    def marked(self, event: EventRecipe, data: FederatedData) -> FederatedData:
-        """The data with the examples of a request marked."""
-        samples = None
-        if event.samples:
-            samples = choose_samples(data, event.clients, event.samples, event.choose, self.recipe.seed)
-        return data.mark(_request(event), samples)
 
     def _begin(
         self, data: FederatedData, kept: Kept, present: tuple[ClientId, ...], journal: Path | None = None
@@ -204,9 +202,9 @@ class _Serving:
         append_line(self.out / "events.jsonl", json.dumps(event))
 
     def _forget(self, number: int, event: EventRecipe, found: Standing) -> Generator[Row, None, Standing]:
-        request, data = _request(event), self.marked(event, found.data)
+        request, data = _request(event), _marked(event, found.data, self.recipe)
         served = Served(number, event, request, data, self.out / f"request-{number}")
-        who = self.evaluation(data, request)
+        who = _evaluation(self.world, data, request)
         row = RowMaker(who, self.recipe, number, request)
         yield row("original", "original", found.progress)
 
@@ -224,6 +222,8 @@ class _Serving:
 
         runs = self._recover(served, found, unlearned.state.fresh(), who, target)
         rows = [row(self.name, "recovered", r.progress) | who.against(before, r.state.params, wanted) for r in runs]
+        if not (served.folder / "model.safetensors").exists():
+            save_params(served.folder / "model.safetensors", runs[0].state.params)
         yield mean_row(rows) | {"curve": mean_curve([r.curve for r in runs])}
         if gold:
             yield from self._at_budgets(served, found, unlearned, row, gold.costs.bytes)
@@ -326,11 +326,23 @@ class _Serving:
 
         phase = advance(session, f"join-{number}", found.progress.state.fresh(), step, file, event.rounds, fed)
         progress = driven(phase, self.reporter, "Training with the clients that joined", event.rounds)
-        who = self.evaluation(data, Request(event.clients))
+        who = _evaluation(self.world, data, Request(event.clients))
         yield RowMaker(who, self.recipe, number, None)(self.name, "joined", progress)
         trained = _now(found.trained, progress, data)
         changes: dict[str, Any] = {"data": data, "membership": members, "trained": trained}
         return dataclasses.replace(found, kept=kept, progress=progress, **changes)
+
+
+def _evaluation(world: World, data: FederatedData, request: Request) -> Evaluation:
+    return Evaluation(world.model, data, request, world.recipe.evaluate.attacks, world.recipe.seed)
+
+
+def _marked(event: EventRecipe, data: FederatedData, recipe: Recipe) -> FederatedData:
+    """The data with the examples of a request marked: which ones belongs to the data, not to the run's seed."""
+    samples = None
+    if event.samples:
+        samples = choose_samples(data, event.clients, event.samples, event.choose, recipe.data.seed)
+    return data.mark(_request(event), samples)
 
 
 def _request(event: EventRecipe) -> Request:
