@@ -506,3 +506,19 @@ def test_two_snapshots_and_the_distance_to_retrain_are_in_the_rows(tmp_path: Pat
     assert "forget_js" not in rows["retrained"]
     natural = phases(run(tiny(method={"name": "natural"}), tmp_path / "b"))
     assert natural["unlearned"]["leakage_auc"] == 0.5, "the same model twice gives nothing away"
+
+
+def test_a_model_that_only_left_relearns_at_once_and_one_that_forgot_takes_longer(tmp_path: Path) -> None:
+    options = {"examples": 200, "noise": 3.0, "classes": 3, "size": 4}
+    shape: dict[str, Any] = {
+        "data": {"options": options},
+        "train": {"rounds": 10, "epochs": 8.0},
+        "evaluate": {"relearn": 8},
+    }
+    shape |= {"recover": {"until": "rounds", "max_rounds": 0}}
+    natural = phases(run(tiny(method={"name": "natural"}, **shape), tmp_path / "natural"))["recovered"]
+    forgot = phases(run(tiny(method={"name": "retrain"}, **shape), tmp_path / "retrain"))["recovered"]
+    assert natural["relearn_ratio"] == 0.0, "what was never gone needs no step"
+    assert forgot["relearn_ratio"] is None or forgot["relearn_ratio"] > 0
+    assert len(natural["relearn_curve"]) == 9
+    assert natural["relearn_curve"][0] == natural["forget_acc"]

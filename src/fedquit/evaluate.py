@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fedquit.attacks import ATTACKS
 from fedquit.attacks.strength import FPRS, roc
-from fedquit.core import Model, Params, Request
+from fedquit.core import Model, Params, Request, Task
 from fedquit.data.federated import NOTHING, FederatedData
+from fedquit.engine import Address, Examples, run_client
 from fedquit.metrics.holdout import holdout_null
 from fedquit.metrics.leakage import leakage
 from fedquit.signals import Signals, js_divergence, signals
@@ -86,6 +87,16 @@ class Evaluation:
         if gold is not None:
             measures["forget_js"] = float(js_divergence(self.model, after, gold, x).mean())
         return measures
+
+    def relearned(self, params: Params, task: Task, epochs: int) -> list[float]:
+        """The forget accuracy before and after each epoch of training on the forget data again, in percent."""
+        x, y = self.examples("forget")
+        curve = [accuracy(self.model, params, x, y)]
+        for epoch in range(epochs):
+            seed = Address(self.seed, "relearn", epoch).seed_for("server")
+            params = run_client(self.model, task, Examples.unmarked(x, y), {"start": params}, seed).params
+            curve.append(accuracy(self.model, params, x, y))
+        return curve
 
     def judge(self, params: Params) -> dict[str, Any]:
         """Every measure of one model that needs no other model."""

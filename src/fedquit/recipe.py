@@ -104,6 +104,7 @@ class EvaluateRecipe:
     """What is measured beside accuracy and loss."""
 
     attacks: tuple[str, ...] = tuple(ATTACKS)  # of `fedquit list attacks`
+    relearn: int = 0  # epochs in which to learn the forgotten data again, from the recovered model and from Retrain
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ class Recipe:
         _ = self.train.training()
         _check(all(0 < b <= 1 for b in self.recover.budgets), "recover.budgets must lie above 0 and at most at 1")
         _check(self.retrain or not self.recover.budgets, "budgets are shares of Retrain's cost; set retrain = true")
+        _check(self.evaluate.relearn >= 0, "evaluate.relearn must be at least 0 epochs")
         for attack in self.evaluate.attacks:
             lookup(ATTACKS, attack, "attack")
         _check(len(self.request) > 0, "a recipe needs at least one [[request]]")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fedquit import __version__
-from fedquit.core import ClientId, Request, State, Trained
+from fedquit.core import ClientId, Params, Request, State, Trained
 from fedquit.data.federated import FederatedData
 from fedquit.data.samples import choose_samples
 from fedquit.errors import InputError, RequestError, StoreError
@@ -28,6 +28,7 @@ from fedquit.evaluate import Evaluation
 from fedquit.fedavg import fedavg
 from fedquit.membership import Membership
 from fedquit.meter import Metered
+from fedquit.metrics.relearn import relearn_time
 from fedquit.recipe import EventRecipe, Recipe
 from fedquit.rows import Recovery, Row, RowMaker, mean_curve, mean_row
 from fedquit.session import Event, Progress, Session, advance
@@ -224,7 +225,8 @@ class _Serving:
         rows = [row(self.name, "recovered", r.progress) | who.against(before, r.state.params, wanted) for r in runs]
         if not (served.folder / "model.safetensors").exists():
             save_params(served.folder / "model.safetensors", runs[0].state.params)
-        yield mean_row(rows) | {"curve": mean_curve([r.curve for r in runs])}
+        again = self._relearned(who, found, runs[0].state, wanted) if wanted else {}
+        yield mean_row(rows) | {"curve": mean_curve([r.curve for r in runs])} | again
         if gold:
             yield from self._at_budgets(served, found, unlearned, row, gold.costs.bytes)
 
@@ -282,6 +284,18 @@ class _Serving:
             for r in runs:
                 if r.state.round == behind:
                     r.step()
+
+    def _relearned(self, who: Evaluation, found: Standing, recovered: State, gold: Params) -> Row:
+        """How fast the forgotten comes back, against Retrain; the level to reach is that of the model before."""
+        epochs = self.recipe.evaluate.relearn
+        if not epochs:
+            return {}
+        task = found.trained.training.task_at(recovered.clock)
+        curves = [who.relearned(params, task, epochs) for params in (recovered.params, gold)]
+        level = who.accuracy("forget", found.progress.state.params) or 0.0
+        took = relearn_time(*curves, level=level)
+        ratio = took.ratio if math.isfinite(took.ratio) else None
+        return {"relearn_ratio": ratio, "relearn_bound": took.bound, "relearn_curve": curves[0]}
 
     def _at_budgets(
         self, served: Served, found: Standing, unlearned: Progress, row: RowMaker, whole: int
