@@ -74,6 +74,8 @@ def test_every_command_speaks_json(recipe: Path, tmp_path: Path) -> None:
     assert {r["seed"] for r in json.loads(run.stdout)["rows"]} == {3}
     report = fedquit("report", "runs/a", "--out", "r.html", "--json", where=tmp_path)
     assert json.loads(report.stdout) == {"report": "r.html"}
+    assert fedquit("report", "runs/a", "--out", "r.csv", "--format", "csv", where=tmp_path).returncode == 0
+    assert (tmp_path / "r.csv").read_text().count("\n") >= 4
     sweep = fedquit("sweep", str(recipe), "--out", "runs/s", "--lr", "1e-4,1e-2", "--json", where=tmp_path)
     assert [c["lr"] for c in json.loads(sweep.stdout)["rates"]] == [0.0, 1e-4, 1e-2]
     recipes = fedquit("list", "recipes", "--json", where=tmp_path)

@@ -4,11 +4,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
-from copy import deepcopy
 from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -117,7 +115,7 @@ class Outline(HTMLParser):
 
 
 def test_the_table_shows_every_number_of_every_row(tmp_path: Path) -> None:
-    found = cells(report(tmp_path, results()))
+    found = cells(report(tmp_path, results()).partition("All numbers")[2])
     assert found[1:] == [
         ["Original", "original", "2", "11", "12.3", "13.4", "14.5", "15.6", "16.7", "–"],
         ["Retrained", "retrain", "2", "21", "22.3", "23.4", "24.5", "25.6", "26.7", "–"],
@@ -131,9 +129,9 @@ def test_two_sentences_tell_what_was_forgotten_at_what_cost_and_how_close_to_ret
     assert (
         "Asked to forget client 2, fedquit took the accuracy on the data to forget from 15.6 % to 35.6 %; after "
         "41 rounds of recovery it is 45.6 %, 20.0 points above Retrain, which never saw that data (25.6 %). "
-        "The price of forgetting: the retained clients’ loss rose by 0.274, and test accuracy went from "
-        "13.4 % to 33.4 %, then to 43.4 % with recovery, against Retrain’s 23.4 %; "
-        "that took 74.6 s where Retrain took 22.3 s."
+        "The price of forgetting: the retained clients’ loss rose by 0.274, test accuracy ended at 43.4 % "
+        "against Retrain’s 23.4 %, and that took 74.6 s where Retrain took 22.3 s; "
+        "how sure is open, without a hold-out or a second Retrain to compare with."
     ) in said
     assert NOTE in said
 
@@ -325,37 +323,3 @@ def test_a_failed_write_leaves_the_report_that_was_there(tmp_path: Path, monkeyp
 def test_the_report_needs_no_torch() -> None:
     code = "import fedquit.report, sys; assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
-QUIET = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --virtual-time-budget=2000"
-)
-MEASURE = """
-const page = document.querySelector("iframe").contentDocument, wide = page.documentElement.scrollWidth;
-const least = Math.min(...[...page.querySelectorAll("figure text")].map(t => t.getBoundingClientRect().height));
-const inside = [...page.querySelectorAll(".scroll")].filter(s => s.scrollWidth > s.clientWidth).length;
-document.body.dataset.found = JSON.stringify({wide, least, inside});
-"""
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to render with")
-def test_on_a_phone_the_page_does_not_scroll_sideways(tmp_path: Path) -> None:
-    assert CHROMIUM
-    long = results(forget(clients=list(range(40))), title="<b> & " + "unbreakable" * 20)
-    html = report(tmp_path, long, deepcopy(long)).replace("<details>", "<details open>")
-    (tmp_path / "frame.html").write_text(
-        f'<!doctype html><body><iframe style="width:390px;height:800px;border:0" srcdoc="{escape(html)}"></iframe>'
-        f"<script>addEventListener('load', () => {{{MEASURE}}})</script>"
-    )
-    where = [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", (tmp_path / "frame.html").as_uri()]
-    dom = subprocess.run(
-        [CHROMIUM, *QUIET.split(), *where], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
-    found = re.search(r'data-found="([^"]*)"', dom)
-    assert found, dom[:2000]
-    measured = json.loads(unescape(found[1]))
-    assert measured["wide"] <= 390
-    assert measured["least"] >= 10  # pixels: the figures' words can still be read
-    assert measured["inside"] == 3  # the tables scroll by themselves

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import json
 import math
 import os
@@ -45,7 +46,13 @@ def test_results_have_the_fields_that_were_promised(tmp_path: Path) -> None:
     on_disk = json.loads((tmp_path / "a" / "results.json").read_text())
     assert on_disk == json.loads(json.dumps(results))
     assert on_disk["schema"] == 1
-    assert set(on_disk) == {"schema", "recipe", "versions", "rows"}
+    assert set(on_disk) == {"schema", "recipe", "versions", "rows", "clients"}
+    assert {c: sum(counts) for c, counts in on_disk["clients"].items()} == {
+        str(c): len(at) for c, at in open_world(tiny()).data.train.items()
+    }
+    density = on_disk["rows"][0]["true_logits"]
+    width = [b - a for a, b in itertools.pairwise(density["edges"])]
+    assert sum(d * w for d, w in zip(density["density"], width, strict=True)) == pytest.approx(1.0, abs=1e-2)
     assert on_disk["versions"]["torch"] == torch.__version__
     assert [r["phase"] for r in on_disk["rows"]] == ["original", "retrained", "unlearned", "recovered"]
     promised = {"method", "phase", "clients", "seed", "rounds", "seconds", "test_acc", "retain_acc", "forget_acc"}

@@ -198,13 +198,14 @@ def demo(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    format: Annotated[str, typer.Option(help="html, csv, md, latex or json.")] = "html",
     as_json: AsJson = False,
 ) -> None:
-    """Write one self-contained HTML page over one run or several."""
+    """Write one self-contained page over one run or several, or their table in another format."""
     from fedquit.report import write_report
 
-    write_report(runs, out)
+    write_report(runs, out, format)
     typer.echo(json.dumps({"report": str(out)}) if as_json else f"Report: {out}")
 
 

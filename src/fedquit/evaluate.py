@@ -88,6 +88,20 @@ class Evaluation:
             measures["forget_js"] = float(js_divergence(self.model, after, gold, x).mean())
         return measures
 
+    def true_logits(self, params: Params) -> dict[str, Any]:
+        """The density of the true class's logit on the forget data: what the teacher's v is measured against."""
+        x, y = self.examples("forget")
+        with torch.no_grad():
+            logits = torch.cat([self.model(params, xs) for xs in x.split(500)])
+        found = logits.gather(-1, y.unsqueeze(-1)).double().flatten().numpy()
+        heights, edges = np.histogram(found, BINS, density=True)
+        return {
+            "true_logits": {
+                "edges": [round(float(e), 5) for e in edges],
+                "density": [round(float(h), 5) for h in heights],
+            }
+        }
+
     def relearned(self, params: Params, task: Task, epochs: int) -> list[float]:
         """The forget accuracy before and after each epoch of training on the forget data again, in percent."""
         x, y = self.examples("forget")

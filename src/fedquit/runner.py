@@ -60,6 +60,7 @@ def run(
         _claim(out, world)
         rows = list(serving.rows())
         results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
+        results["clients"] = world.data.label_counts()
         write_json(out / "results.json", results)
     return results
 
@@ -207,7 +208,7 @@ class _Serving:
         served = Served(number, event, request, data, self.out / f"request-{number}")
         who = _evaluation(self.world, data, request)
         row = RowMaker(who, self.recipe, number, request)
-        yield row("original", "original", found.progress)
+        yield row("original", "original", found.progress) | who.true_logits(found.progress.state.params)
 
         before, gold, target = found.progress.state.params, None, math.inf
         if self.recipe.retrain:

@@ -88,6 +88,12 @@ class FederatedData:
         """The positions of that split over these clients, or over all."""
         return torch.cat([NOTHING, *(self.view(c, split) for c in (self.clients if clients is None else clients))])
 
+    def label_counts(self) -> dict[str, list[int]]:
+        """How many examples of each class every client trains on; nothing where examples have several labels."""
+        if self.y.dim() > 1:
+            return {}
+        return {str(c): self.y[at].bincount(minlength=self.dataset.classes).tolist() for c, at in self.train.items()}
+
     def mark(self, request: Request, samples: Mapping[ClientId, Tensor] | None = None) -> FederatedData:
         """With the examples of a request marked as forget: `samples` of its clients, or all that they have."""
         request.check(self.clients)

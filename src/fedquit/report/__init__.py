@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One HTML page over one or more runs: two plain sentences, the figures, every number, and the recipe behind them.
+
+The page needs nothing but itself: no network, no script. Figures are SVG whose colours are the page's own, so that they
+follow it into the dark. The same runs give the same bytes. The tables also come as CSV, Markdown, LaTeX and JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedquit.errors import StoreError
+from fedquit.names import lookup
+from fedquit.report.export import to_csv, to_json, to_latex, to_md
+from fedquit.report.page import page
+from fedquit.report.reading import Run, load_results, open_runs, write_atomic
+
+__all__ = ["FORMATS", "load_results", "write_report"]
+
+FORMATS: dict[str, Callable[[Sequence[Run]], str]] = {
+    "html": page,
+    "csv": to_csv,
+    "md": to_md,
+    "latex": to_latex,
+    "json": to_json,
+}
+
+
+def write_report(folders: Sequence[Path], out: Path, format: str = "html") -> None:
+    """Write one file over these runs, whole or not at all.
+
+    The folder of a comparison stands for all its runs. `html` is the page; `csv` holds every row, `md` and `latex` the
+    table with the gaps to Retrain, `json` both.
+    """
+    make = lookup(FORMATS, format, "format")
+    if not folders:
+        raise StoreError("a report needs at least one run: name its folder.")
+    write_atomic(out, make(open_runs(folders)).encode())

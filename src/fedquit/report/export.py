@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables for other programs: every row, and one line for each method."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedquit.report.reading import GAPS, Row, Run
+from fedquit.report.tables import grouped
+from fedquit.report.words import DASH
+
+_HEADS = ("Method", "Requests", *GAPS.values(), "Avg. gap", "Rounds", "Communication", "Computation")
+
+
+def flat_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Every row of every run, without curves and densities."""
+    return [{"run": run.folder} | _scalars(row) for run in runs for row in run.rows]
+
+
+def _scalars(row: Row) -> dict[str, Any]:
+    found = {k: v for k, v in row.items() if not isinstance(v, dict | list)}
+    return found | {"clients": " ".join(map(str, row["clients"]))}
+
+
+def to_csv(runs: Sequence[Run]) -> str:
+    """Every row, one line each; a column for everything that some row has."""
+    rows = flat_rows(runs)
+    file = io.StringIO()
+    heads = list(dict.fromkeys(["run", "method", "phase", "request", "clients", *(k for row in rows for k in row)]))
+    writer = csv.DictWriter(file, heads, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def to_json(runs: Sequence[Run]) -> str:
+    """Both tables."""
+    both = {"schema": 1, "summary": [group.summary() for group in grouped(runs)], "rows": flat_rows(runs)}
+    return json.dumps(both, indent=2, ensure_ascii=False) + "\n"
+
+
+def to_md(runs: Sequence[Run]) -> str:
+    """One line for each method, as a Markdown table."""
+
+    def safe(text: str) -> str:
+        return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+    lines = [list(_HEADS), ["---", *["---:"] * (len(_HEADS) - 1)], *_lines(runs, safe)]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", _NOTE, ""])
+
+
+def to_latex(runs: Sequence[Run]) -> str:
+    """One line for each method, as a LaTeX table."""
+    special = {c: f"\\{c}" for c in "&%$#_{}"} | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\n": " ",
+    }
+
+    def safe(text: str) -> str:
+        return "".join(special.get(c, c) for c in text)
+
+    def row(cells: Sequence[str]) -> str:
+        return "  " + " & ".join(c.replace("±", r"$\pm$").replace(DASH, "--") for c in cells) + r" \\"
+
+    body = [row(line) for line in _lines(runs, safe)]
+    start = [f"% {_NOTE}", r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(_HEADS) - 1)}}}"]
+    head = [r"  \toprule", row([safe(h) for h in _HEADS]), r"  \midrule"]
+    return "\n".join([*start, *head, *body, r"  \bottomrule", r"\end{tabular}", ""])
+
+
+_NOTE = (
+    "After recovery, in percent, with the mean absolute gap to Retrain in points in brackets (± standard deviation; "
+    "* inside the noise floor: not a difference); communication and computation in percent of Retrain."
+)
+
+
+def _lines(runs: Sequence[Run], safe: Callable[[str], str]) -> list[list[str]]:
+    return [_line(group.summary(), safe) for group in grouped(runs)]
+
+
+def _line(found: dict[str, Any], safe: Callable[[str], str]) -> list[str]:
+    def plain(key: str) -> str:
+        return DASH if found[key] is None else f"{found[key]:.1f}"
+
+    def star(key: str) -> str:
+        gap, floor = found[key], found[f"{key}_floor" if key == "avg_gap" else key.replace("_gap", "_floor")]
+        return "*" if gap is not None and floor is not None and gap <= floor else ""
+
+    cells = [safe(found["method"]), str(found["requests"])]
+    for key in GAPS:
+        spread = "" if found[f"{key}_gap_std"] is None else f" ± {found[f'{key}_gap_std']:.1f}"
+        missing = found[f"{key}_gap"] is None
+        cells.append(plain(key) + ("" if missing else f" ({plain(f'{key}_gap')}{spread}{star(f'{key}_gap')})"))
+    shares = (plain(k) for k in ("recovery_rounds", "communication_percent", "computation_percent"))
+    return [*cells, plain("avg_gap") + star("avg_gap"), *shares]

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every figure of the page, each with its numbers in words; None where the results do not hold what it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+from fedquit.report.drawing import FORGET, LINE, SOFT, TEST, Drawn, draw, style
+from fedquit.report.reading import PHASES, Part, Run, density_of, mean, number, numbers, roc_of
+from fedquit.report.words import NBSP, fixed, percent, share, signed
+
+BUDGETS = (5, 10, 20, 25, 50)  # percent of Retrain's communication
+KINDS = (("forget_acc", "forget", FORGET, "o"), ("test_acc", "test", TEST, "s"))
+FPRS = (0.01, 0.001)
+_LOWEST = 1e-4  # the left and the lower edge of the ROC
+
+
+def _shortened(text: str, most: int = 44) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _accuracies(figure: Figure) -> Axes:
+    axes = figure.add_subplot()
+    axes.set_ylim(0, 105)
+    axes.set_yticks(range(0, 101, 20))
+    axes.set_ylabel("accuracy (%)")
+    return axes
+
+
+def _plain(text: str) -> str:
+    """Not to be read as a formula, nor as a label that is left out."""
+    return text.replace("$", r"\$").lstrip("_") or "unnamed"
+
+
+# One request, or the mean of several
+
+
+def of_part(part: Part, key: str) -> list[Drawn]:
+    """All figures of a request."""
+    makers = (by_phase, recovery, communication, roc, entropy)
+    return [drawn for make in makers if (drawn := make(part, f"{key}-{make.__name__}"))]
+
+
+def by_phase(part: Part, name: str) -> Drawn:
+    """Bars of forget and test accuracy."""
+
+    def paint(figure: Figure) -> None:
+        axes = _accuracies(figure)
+        for side, (key, label, colour, _) in zip((-1, 1), KINDS, strict=True):
+            values = [part.get(phase, key) for phase in PHASES]
+            places = [i + side * 0.21 for i in range(len(PHASES))]
+            axes.bar(places, [v or 0 for v in values], width=0.38, color=colour, label=f"{label} accuracy")
+            for x, value in zip(places, values, strict=True):
+                axes.text(x, (value or 0) + 1.2, fixed(value), ha="center", va="bottom", fontsize=10.5)
+        axes.set_xticks(range(len(PHASES)), list(PHASES.values()), fontsize=12)
+
+    told = (
+        f"{title}: forget {percent(part.get(phase, 'forget_acc'))}, test {percent(part.get(phase, 'test_acc'))}."
+        for phase, title in PHASES.items()
+    )
+    text = " ".join(["Bar chart of forget and test accuracy by phase.", *told])
+    return Drawn("Accuracy by phase", draw(name, paint), text)
+
+
+def _paint_points(axes: Axes, part: Part, points: Sequence[tuple[float, Mapping[str, Any]]]) -> None:
+    """Forget and test accuracy along the recovery, and where Retrain lies."""
+    for key, label, colour, marker in KINDS:
+        known = [(x, v) for x, p in points if (v := number(p.get(key))) is not None]
+        axes.plot(
+            [x for x, _ in known],
+            [y for _, y in known],
+            color=colour,
+            marker=marker,
+            markersize=5 if len(known) <= 30 else 0,
+            linewidth=2,
+            label=f"{label} accuracy",
+        )
+        level = part.get("retrained", key)
+        if level is not None:
+            axes.axhline(level, color=colour, linewidth=1.5, linestyle=(0, (5, 3)), label=f"Retrain, {label}")
+
+
+def _say_points(part: Part, points: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    step = max(1, math.ceil(len(points) / 8))
+    told = (
+        f"{where}: forget {percent(number(p.get('forget_acc')))}, test {percent(number(p.get('test_acc')))}."
+        for where, p in [*points[:-1:step], points[-1]]
+    )
+    forget, test = (percent(part.get("retrained", key)) for key in ("forget_acc", "test_acc"))
+    return " ".join([*told, f"Retrain: forget {forget}, test {test}."])
+
+
+def recovery(part: Part, name: str) -> Drawn | None:
+    """Accuracies round by round."""
+    if not part.curve:
+        return None
+
+    def paint(figure: Figure) -> None:
+        axes = _accuracies(figure)
+        last = max(p["round"] for p in part.curve)
+        _paint_points(axes, part, [(p["round"], p) for p in part.curve])
+        axes.set_xlim(-0.03 * max(last, 1), 1.03 * max(last, 1))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.set_xlabel("recovery rounds")
+
+    said = _say_points(part, [(f"Round {p['round']:g}", p) for p in part.curve])
+    text = f"Line chart of forget and test accuracy during recovery. {said}"
+    return Drawn("Accuracy during recovery", draw(name, paint), text)
+
+
+def communication(part: Part, name: str) -> Drawn | None:
+    """Accuracies against what was sent, with the budgets."""
+    points = part.at_bytes()
+    if not points:
+        return None
+    last = max(x for x, _ in points)
+    wide = last > 110
+
+    def paint(figure: Figure) -> None:
+        axes = _accuracies(figure)
+        _paint_points(axes, part, points)
+        if wide:
+            axes.set_xscale("log")
+            axes.set_xlim(max(0.1, min(4.0, *(x for x, _ in points if x > 0))) / 1.2, last * 1.1)
+        else:
+            axes.set_xlim(-1.5, max(54.0, last * 1.04))
+        axes.xaxis.set_major_locator(FixedLocator([*BUDGETS, *(t for t in (75, 100, 200, 500) if t <= last)]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        for budget in BUDGETS:
+            axes.axvline(budget, color=SOFT, linewidth=1, linestyle=(0, (1, 3)), zorder=0.9)
+        axes.set_xlabel("sent so far, in % of Retrain’s bytes")
+
+    said = _say_points(part, [(f"At {share(x)} of Retrain’s bytes", p) for x, p in points])
+    at = [f"{b}{NBSP}%: {_within(points, b)}" for b in BUDGETS]
+    return Drawn(
+        "Accuracy against communication",
+        draw(name, paint),
+        f"Line chart of forget and test accuracy by the bytes sent for unlearning and recovery. {said}",
+        f"Forget/test accuracy within budgets of {', '.join(at)}.",
+    )
+
+
+def _within(points: Sequence[tuple[float, Mapping[str, Any]]], budget: float) -> str:
+    inside = [p for x, p in points if x <= budget]
+    if not inside:
+        return "out of reach"
+    return "/".join(fixed(number(inside[-1].get(k))) for k in ("forget_acc", "test_acc"))
+
+
+def roc(part: Part, name: str) -> Drawn | None:
+    """How well somebody tells the forget data from data that never trained."""
+    known = {phase: r for phase in PHASES if (r := roc_of(part.row(phase)))}
+    if not known:
+        return None
+    against = next((str(part.row(p).get("exposed_against")) for p in known), "test")
+    other = {"holdout": "hold-out", "test": "test"}.get(against, "unseen")
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        axes.plot([_LOWEST, 1], [_LOWEST, 1], color=SOFT, linewidth=1, linestyle=(0, (1, 3)), label="chance")
+        for i, (phase, curve) in enumerate(known.items()):
+            inside = [(f, max(t, _LOWEST / 2)) for f, t in zip(curve["fpr"], curve["tpr"], strict=True) if f > 0]
+            look = style(i) | {"marker": "", "linewidth": 2.4 if phase == "recovered" else 1.7}
+            axes.plot([f for f, _ in inside], [t for _, t in inside], label=PHASES[phase], **look)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(_LOWEST, 1.05)
+        axes.set_ylim(_LOWEST, 1.3)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(FixedLocator([1e-4, 1e-3, 1e-2, 1e-1, 1]))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(lambda x, _: f"{100 * x:g}")
+        axes.grid(visible=True, axis="both")
+        axes.set_xlabel(f"{other} data taken for forget data (%)")
+        axes.set_ylabel("forget data found (%)")
+
+    told = []
+    for phase in known:
+        found = (f"{_tpr(part, phase, f)} at {100 * f:g}{NBSP}% false alarms" for f in FPRS)
+        told.append(f"{PHASES[phase]}: {' and '.join(found)}.")
+    scarce = [p for p in known if part.row(p).get("tpr_at_0.001_enough") is False]
+    warning = f" Too few {other} samples to say much at 0.1{NBSP}%." if scarce else ""
+    caption = f"Found at 1{NBSP}% and 0.1{NBSP}% false alarms, with 95{NBSP}% intervals, in the table below.{warning}"
+    return Drawn(
+        f"Forget data against {other} data",
+        draw(name, paint, height=4.2),
+        f"ROC on log axes: forget data found by false alarms on {other} data. {' '.join(told)}{warning}",
+        caption if part.over == 1 else f"Mean over {part.over} requests.{warning}",
+    )
+
+
+def _tpr(part: Part, phase: str, fpr: float) -> str:
+    value, low, high = (part.get(phase, f"tpr_at_{fpr:g}{end}") for end in ("", "_low", "_high"))
+    if value is None:
+        return "not measured"
+    interval = f" ({100 * low:.2f} to {100 * high:.2f})" if low is not None and high is not None else ""
+    return f"{100 * value:.2f}{NBSP}%{interval}"
+
+
+def entropy(part: Part, name: str) -> Drawn | None:
+    """How sure the model is of forget and test data."""
+    phases = ("original", "retrained", "recovered")
+    known = {p: d for p in phases if (d := density_of(part.row(p), "entropy"))}
+    if not known:
+        return None
+
+    def paint(figure: Figure) -> None:
+        grid = figure.subplots(len(known), sharex=True, squeeze=False)
+        for axes, (phase, found) in zip(grid[:, 0], known.items(), strict=True):
+            for key, colour, dash in (("forget", FORGET, "-"), ("test", TEST, (0, (4, 2)))):
+                if key in found:
+                    axes.stairs(found[key], found["edges"], color=colour, linestyle=dash, linewidth=1.8, label=key)
+                    axes.stairs(found[key], found["edges"], color=colour, alpha=0.18, fill=True)
+            axes.set_title(PHASES[phase], loc="left")
+            axes.set_yticks([])
+            axes.set_ylim(bottom=0)
+        grid[-1, 0].set_xlabel("predictive entropy (nats)")
+        grid[-1, 0].set_xlim(left=0)
+
+    told = []
+    for phase, found in known.items():
+        means = [f"{k} {_mean_of(found, k):.3f}" for k in ("forget", "test") if k in found]
+        told.append(f"{PHASES[phase]}: {', '.join(means)}.")
+    return Drawn(
+        "How uncertain the model is",
+        draw(name, paint, height=1.0 + 1.25 * len(known)),
+        f"Densities of the predictive entropy on forget and test data; means in nats. {' '.join(told)}",
+        "Densities, each over an area of one; left is certain. Recovered should look like Retrained.",
+    )
+
+
+def _mean_of(found: Mapping[str, Sequence[float]], key: str) -> float:
+    edges = found["edges"]
+    cut = list(zip(edges, edges[1:], found[key], strict=False))
+    mass = sum(h * (b - a) for a, b, h in cut) or 1.0
+    return sum(h * (b - a) * (a + b) / 2 for a, b, h in cut) / mass
+
+
+# Several methods, or several settings of one
+
+_SPOKES = {"forget_acc": "forget", "retain_acc": "retain", "mia_song_svc": "MIA Song", "mia_yeom": "MIA Yeom"}
+
+
+def radar(methods: Mapping[str, Sequence[Part]], name: str) -> Drawn | None:
+    """Gaps and costs of every method: the smaller the polygon, the better."""
+    found: dict[str, list[float | None]] = {}
+    for method, parts in methods.items():
+        gaps = [mean(abs(g) for p in parts if (g := p.gap("recovered", k)) is not None) for k in _SPOKES]
+        found[method] = [*gaps, mean(p.share("bytes") for p in parts), mean(p.work for p in parts)]
+    labels = [f"{label} gap" for label in _SPOKES.values()] + ["communication", "computation"]
+    usable = {m: v for m, v in found.items() if any(x is not None for x in v)}
+    kept = [i for i in range(len(labels)) if all(v[i] is not None for v in usable.values())]
+    if len(usable) < 2 or len(kept) < 3:
+        return None
+    values = {m: [v[i] or 0.0 for i in kept] for m, v in usable.items()}
+    tops = [max(v[j] for v in values.values()) for j in range(len(kept))]
+    longest = max(len(_shortened(m)) for m in values)
+    columns = 3 if longest <= 13 else 2 if longest <= 22 else 1
+    units = ["points" if i < len(_SPOKES) else "%" for i in kept]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot(projection="polar")
+        axes.set_theta_zero_location("N")  # type: ignore[attr-defined]
+        axes.set_theta_direction(-1)  # type: ignore[attr-defined]
+        angles = [2 * math.pi * j / len(kept) for j in range(len(kept))]
+        for i, (method, own) in enumerate(values.items()):
+            far = [v / top if top else 0.0 for v, top in zip(own, tops, strict=True)]
+            look = style(i) | {"markersize": 4.5, "linewidth": 1.8}
+            axes.plot([*angles, angles[0]], [*far, far[0]], label=_plain(_shortened(method)), clip_on=False, **look)
+            if len(values) <= 4:
+                axes.fill(angles, far, color=look["color"], alpha=0.07)
+        axes.set_ylim(0, 1.0)
+        axes.set_yticks([0.25, 0.5, 0.75, 1.0], [""] * 4)
+        axes.grid(visible=True, axis="both")
+        axes.spines["polar"].set_color(LINE)
+        ends = [f"{labels[i]}\n{top:.1f} {u}" for i, top, u in zip(kept, tops, units, strict=True)]
+        axes.set_xticks(angles, ends, fontsize=10.5)
+        axes.tick_params(axis="x", pad=8)
+        for angle, label in zip(angles, axes.get_xticklabels(), strict=True):
+            side, up = round(math.sin(angle), 3), round(math.cos(angle), 3)
+            label.set_verticalalignment("bottom" if up > 0.9 else "top" if up < -0.9 else "center")
+            label.set_horizontalalignment("center" if not side else "left" if side > 0 else "right")
+
+    told = []
+    for method, own in values.items():
+        each = (f"{labels[i]} {v:.1f} {u}" for i, v, u in zip(kept, own, units, strict=True))
+        told.append(f"{method}: {', '.join(each)}.")
+    return Drawn(
+        "Gaps and costs at a glance",
+        draw(name, paint, height=4.2 + 0.22 * math.ceil(len(values) / columns), legend=columns),
+        f"Radar chart after recovery; smaller is better; costs in percent of Retrain’s. {' '.join(told)}",
+        "After recovery: gaps to Retrain in points, costs in % of Retrain’s. The centre is zero, the rim the largest "
+        "of these methods; a smaller polygon is better.",
+    )
+
+
+def over_v(runs: Sequence[Run], name: str) -> Drawn | None:
+    """The gap in forget accuracy by the value that the fixed teacher gives to the true class."""
+    points, density = [], None
+    for run in runs:
+        v = number(run.options.get("v", 0.0)) if run.options.get("teacher") == "fixed" else None
+        for part in run.requests:
+            gap = part.gap("recovered")
+            if v is not None and gap is not None:
+                points.append((v, gap, part.get("recovered", "rounds") or 0.0))
+                density = density or density_of(part.row("original"), "true_logits")
+    if len({v for v, *_ in points}) < 2:
+        return None
+    points.sort()
+    most = max(rounds for *_, rounds in points) or 1.0
+    logits = next((d for k, d in density.items() if k != "edges"), None) if density else None
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        if density and logits:
+            behind = axes.twinx()
+            behind.stairs(logits, density["edges"], color=TEST, alpha=0.3, fill=True, label="Original’s logits")
+            behind.set_yticks([])
+            behind.set_ylim(0, 1.15 * max(logits))
+            axes.set_zorder(behind.get_zorder() + 1)
+        axes.axhline(0, color=SOFT, linewidth=1.2, linestyle=(0, (5, 3)), label="Retrain")
+        line = sorted({v: mean(g for w, g, _ in points if w == v) or 0.0 for v, *_ in points}.items())
+        axes.plot([v for v, _ in line], [g for _, g in line], color=FORGET, linewidth=1.2)
+        sizes = [25 + 200 * rounds / most for *_, rounds in points]
+        axes.scatter([p[0] for p in points], [p[1] for p in points], s=sizes, color=FORGET, alpha=0.75, label="gap")
+        axes.margins(x=0.08, y=0.18)
+        axes.set_xlabel("v, the true class’s logit in the teacher")
+        axes.set_ylabel("forget gap (points)")
+
+    told = (f"v {v:g}: {signed(gap)} points after {rounds:g} rounds." for v, gap, rounds in points)
+    behind = (
+        "The grey area is the density of Original’s true-class logits."
+        if logits
+        else "The density of Original’s true-class logits is not in these results."
+    )
+    return Drawn(
+        "Gap in forget accuracy by v",
+        draw(name, paint, legend=3),
+        f"Gap in forget accuracy to Retrain by v, the fixed teacher’s logit of the true class. {' '.join(told)}",
+        f"Larger dots took more rounds of recovery. {behind}",
+    )
+
+
+def label_counts(found: object) -> dict[str, dict[str, float]]:
+    """Samples by client and label, from an object of lists or objects, or from a list of `client` and `labels`."""
+    if isinstance(found, list):
+        found = {str(one.get("client", i)): one for i, one in enumerate(found) if isinstance(one, dict)}
+    counts = {}
+    for client, held in found.items() if isinstance(found, dict) else ():
+        labels = held.get("labels", held) if isinstance(held, dict) else held
+        if isinstance(labels, list):
+            labels = dict(enumerate(numbers(labels) or []))
+        pairs = labels.items() if isinstance(labels, dict) else ()
+        known = {str(k): n for k, v in pairs if (n := number(v)) is not None}
+        if known:
+            counts[str(client)] = known
+    return counts
+
+
+def labels_by_client(runs: Sequence[Run], name: str) -> Drawn | None:
+    """Which client holds how many samples of which label; the runs share one federation."""
+    counts = label_counts(runs[0].clients)
+    labels = sorted({k for held in counts.values() for k in held}, key=lambda k: (len(k), k))
+    if not counts or len(counts) > 40 or len(labels) > 100:
+        return None
+    leaving = {str(c) for run in runs for part in run.requests for c in part.rows[0]["clients"]}
+    most = max(max(held.values()) for held in counts.values()) or 1.0
+    clients = list(counts)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for mine, colour, label in ((True, FORGET, "leaving"), (False, TEST, "staying")):
+            at = [
+                (labels.index(k), y, n)
+                for y, c in enumerate(clients)
+                for k, n in counts[c].items()
+                if (c in leaving) == mine and n
+            ]
+            sizes = [4 + 150 * n / most for *_, n in at]
+            axes.scatter([x for x, *_ in at], [y for _, y, _ in at], s=sizes, color=colour, linewidth=0, label=label)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+        if len(labels) <= 12:
+            axes.set_xticks(range(len(labels)), [_plain(k) for k in labels])
+        axes.set_yticks(range(len(clients)), [_plain(c) for c in clients], fontsize=10)
+        axes.set_ylim(len(clients) - 0.4, -0.6)
+        axes.set_xlabel("label")
+        axes.set_ylabel("client")
+
+    told = []
+    for client, held in counts.items():
+        top = sorted(held.items(), key=lambda kv: -kv[1])[:3]
+        most_of = ", ".join(f"{n:g} of label {k}" for k, n in top if n)
+        told.append(
+            f"Client {client}{' (leaving)' if client in leaving else ''}: {sum(held.values()):g} samples, {most_of}."
+        )
+    return Drawn(
+        "Who holds which labels",
+        draw(name, paint, height=1.3 + 0.26 * len(clients)),
+        f"Samples by client and label. {' '.join(told)}",
+        f"A dot’s area is the number of samples; the largest stands for {most:g}.",
+    )

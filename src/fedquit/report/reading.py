@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs left behind, read with care: older results lack some fields, and each of them is optional."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fedquit.errors import StoreError
+
+SCHEMA = 1
+PHASES = {"original": "Original", "retrained": "Retrained", "unlearned": "Unlearned", "recovered": "Recovered"}
+GAPS = {"retain_acc": "Retain", "forget_acc": "Forget", "mia_song_svc": "MIA Song", "mia_yeom": "MIA Yeom"}
+
+Row = Mapping[str, Any]
+_NEEDED: dict[str, type] = {"method": str, "phase": str, "request": int, "clients": list}
+
+
+def load_results(folder: Path) -> dict[str, Any]:
+    """What a run wrote into its folder."""
+    path = folder / "results.json"
+    try:
+        results = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreError(f"no results.json in {folder}: run `fedquit run RECIPE --out {folder}` first") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {path} ({error.strerror}): make it readable and try again.") from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(results, dict):
+        raise _damaged(path, "it is not an object")
+    if results.get("schema") != SCHEMA:
+        raise StoreError(
+            f"{path} has schema {results.get('schema')!r} and this version of fedquit reads schema {SCHEMA} only: "
+            "run the recipe again in another folder, or use the version that wrote it."
+        )
+    for key, kind in (("recipe", dict), ("versions", dict), ("rows", list)):
+        if not isinstance(results.get(key), kind):
+            raise _damaged(path, f"it has no usable {key}")
+    for number, row in enumerate(results["rows"]):
+        missing = [k for k, kind in _NEEDED.items() if not (isinstance(row, dict) and isinstance(row.get(k), kind))]
+        if missing:
+            raise _damaged(path, f"row {number} has no usable {missing[0]}")
+    return results
+
+
+def _damaged(path: Path, why: str) -> StoreError:
+    return StoreError(f"{path} is damaged ({why}): delete it and run the same recipe in its folder again.")
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """The store's own function would bring torch along."""
+    fresh = path.with_name(f".{path.name[:80]}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with fresh.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            raise
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path} ({error.strerror or error}): what was there is unchanged; free space or choose "
+            "another place, then try again."
+        ) from error
+
+
+def open_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs in these folders; the folder of a comparison stands for all its runs."""
+    found: list[Path] = []
+    for folder in folders:
+        whole = (folder / "comparison.json").is_file() and not (folder / "results.json").exists()
+        inside = sorted(path.parent for path in folder.glob("seed-*/client-*/*/results.json")) if whole else []
+        found += inside or [folder]
+    floors: dict[Path, dict[str, dict[str, float]]] = {}
+    runs = []
+    for folder in found:
+        here = folder.resolve()
+        top = here.parents[2] if len(here.parents) > 2 else here
+        beside = here.parent.name.startswith("client-") and here.parents[1].name.startswith("seed-")
+        if beside and top not in floors:
+            floors[top] = _floors_of_comparison(top / "comparison.json")
+        name = "/".join(here.parts[-3:]) if beside else here.name
+        runs.append(Run(name, load_results(folder), floors.get(top, {}) if beside else {}))
+    return runs
+
+
+def _floors_of_comparison(path: Path) -> dict[str, dict[str, float]]:
+    """The noise floor by method ("" for all), where a comparison measured one."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    floors = {"": _floor(found.get("floor"))}
+    table = found.get("table")
+    for line in table if isinstance(table, list) else []:
+        if isinstance(line, dict) and line.get("phase") == "floor":  # Retrain against Retrain with another seed
+            floors[""] = _floor(line.get("gaps"))
+        elif isinstance(line, dict):
+            floors[str(line.get("method"))] = _floor(line.get("floor"))
+    return {name: floor for name, floor in floors.items() if floor}
+
+
+def _floor(found: object) -> dict[str, float]:
+    """Measure by measure: a number, or an object with one under `value` or `mean`."""
+    floor = {}
+    for key, value in found.items() if isinstance(found, dict) else ():
+        inner = value.get("value", value.get("mean")) if isinstance(value, dict) else value
+        if (size := number(inner)) is not None:
+            floor[str(key)] = abs(size)
+    return floor
+
+
+class Run:
+    """One run: its rows, request by request."""
+
+    def __init__(
+        self, folder: str, results: Mapping[str, Any], floors: Mapping[str, Mapping[str, float]] | None = None
+    ) -> None:
+        self.folder = folder
+        self.recipe: Mapping[str, Any] = results["recipe"]
+        self.versions: Mapping[str, Any] = results["versions"]
+        self.rows: Sequence[Row] = results["rows"]
+        self.clients: object = results.get("clients")
+        title = self.recipe.get("title")
+        self.name = title if isinstance(title, str) and title.strip() else folder
+        self.parts = [
+            Part(n, list(rows), floors or {}) for n, rows in groupby(self.rows, key=lambda row: int(row["request"]))
+        ]
+        self.requests = [part for part in self.parts if part.forgets]
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The settings of the method."""
+        found = self.recipe.get("method")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def seed(self) -> object:
+        """The seed of the recipe."""
+        return self.recipe.get("seed")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one request, or of clients that joined."""
+
+    number: int
+    rows: Sequence[Row]
+    floors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    over: int = 1  # so many requests were averaged
+
+    @cached_property
+    def _by_phase(self) -> dict[str, Row]:
+        return {row["phase"]: row for row in reversed(self.rows)}
+
+    @property
+    def forgets(self) -> bool:
+        """Whether this is a request to forget."""
+        return any(phase in self._by_phase for phase in PHASES)
+
+    def row(self, phase: str) -> Row:
+        """The row of a phase, or an empty one."""
+        return self._by_phase.get(phase, {})
+
+    def get(self, phase: str, key: str) -> float | None:
+        """A number, where the phase has one."""
+        return number(self.row(phase).get(key))
+
+    def gap(self, phase: str, key: str = "forget_acc") -> float | None:
+        """How far a measure lies above Retrain's, in points."""
+        return minus(self.get(phase, key), self.get("retrained", key))
+
+    @property
+    def method(self) -> str:
+        """The unlearning method."""
+        return next(
+            (str(row["method"]) for row in self.rows if row["phase"] in ("unlearned", "recovered")), "the method"
+        )
+
+    @property
+    def floor(self) -> dict[str, float]:
+        """How far two Retrains lie apart, measure by measure, where somebody measured it."""
+        found: dict[str, float] = {}
+        for row in self.rows:
+            found |= _floor(row.get("floor"))
+        return found or dict(self.floors.get(self.method) or self.floors.get("") or {})
+
+    @property
+    def who(self) -> str:
+        """Whom it is about."""
+        clients = self.rows[0]["clients"]
+        some = f"{len(clients)} clients" if len(clients) > 5 else _and("client", clients)
+        return f"chosen samples of {some}" if self.rows[0].get("samples") else some
+
+    @property
+    def title(self) -> str:
+        """A heading."""
+        return f"Forget {self.who}" if self.forgets else f"{self.who[:1].upper()}{self.who[1:]} joined"
+
+    @property
+    def curve(self) -> list[Mapping[str, Any]]:
+        """The points of the recovery."""
+        found = self.row("recovered").get("curve")
+        points = found if isinstance(found, list) else []
+        return [p for p in points if isinstance(p, dict) and number(p.get("round")) is not None]
+
+    def cost(self, phase: str, kind: str) -> float | None:
+        """`bytes`, `flops`, `epochs` or a field of the row."""
+        fields = {"bytes": ("down_bytes", "up_bytes"), "flops": ("client_flops", "server_flops")}.get(kind, (kind,))
+        if kind == "epochs":
+            fields = ("client_epochs", "server_epochs")
+        known = [v for name in fields if (v := self.get(phase, name)) is not None]
+        return sum(known) if known else None
+
+    def whole(self, kind: str) -> float | None:
+        """The cost of unlearning and recovery together; storage is the larger of the two."""
+        known = [v for phase in ("unlearned", "recovered") if (v := self.cost(phase, kind)) is not None]
+        if not known:
+            return None
+        return max(known) if kind.endswith("storage_bytes") else sum(known)
+
+    def share(self, kind: str) -> float | None:
+        """The cost in percent of Retrain's."""
+        spent, gold = self.whole(kind), self.cost("retrained", kind)
+        return None if spent is None or not gold else 100 * spent / gold
+
+    @property
+    def work(self) -> float | None:
+        """The computing in percent of Retrain's: by FLOPs, or by epochs where nobody counted FLOPs."""
+        by_flops = self.share("flops")
+        return self.share("epochs") if by_flops is None else by_flops
+
+    def at_bytes(self) -> list[tuple[float, Mapping[str, Any]]]:
+        """The points of the recovery, by all that was sent until then in percent of what Retrain sends."""
+        gold, before = self.cost("retrained", "bytes"), self.cost("unlearned", "bytes") or 0.0
+        if not gold:
+            return []
+        return [(100 * (before + sent) / gold, p) for p in self.curve if (sent := number(p.get("bytes"))) is not None]
+
+
+def mean_part(parts: Sequence[Part]) -> Part:
+    """The same phases over several requests: means of the numbers, curves and densities."""
+    rows = []
+    for phase in PHASES:
+        mine = [row for part in parts if (row := part.row(phase))]
+        if mine:
+            rows.append(_mean_row(mine))
+    return Part(0, rows, parts[0].floors, over=len(parts))
+
+
+def _mean_row(rows: Sequence[Row]) -> Row:
+    first = rows[0]
+    every = dict.fromkeys(k for row in rows for k in row)
+    keys = [k for k in every if k not in ("request", "seed", "runs") and not k.endswith(("_low", "_high", "_enough"))]
+    found: dict[str, Any] = {k: first[k] for k in _NEEDED}
+    for key in keys:
+        values = [v for row in rows if (v := number(row.get(key))) is not None]
+        if values:
+            found[key] = statistics.fmean(values)
+    against = {row.get("exposed_against") for row in rows}
+    found["exposed_against"] = against.pop() if len(against) == 1 else None
+    found["roc"] = _mean_roc([r for row in rows if (r := roc_of(row))])
+    found["entropy"] = _mean_density([d for row in rows if (d := density_of(row, "entropy"))])
+    found["curve"] = _mean_curve([row["curve"] for row in rows if isinstance(row.get("curve"), list)])
+    return found
+
+
+def _mean_roc(rocs: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+    same = [r for r in rocs if r["fpr"] == rocs[0]["fpr"]]
+    if not same:
+        return {}
+    return {"fpr": same[0]["fpr"], "tpr": [statistics.fmean(t) for t in zip(*(r["tpr"] for r in same), strict=True)]}
+
+
+def _mean_density(found: Sequence[dict[str, list[float]]], bins: int = 40) -> dict[str, list[float]]:
+    """Over the same bins, each of which takes the mass that falls into it."""
+    names = [n for n in found[0] if n != "edges" and all(n in d for d in found)] if found else []
+    if not names:
+        return {}
+    top = max(d["edges"][-1] for d in found)
+    low = min(d["edges"][0] for d in found)
+    edges = [low + (top - low) * i / bins for i in range(bins + 1)]
+    mean: dict[str, list[float]] = {"edges": edges}
+    for name in names:
+        below = [[_mass_below(d["edges"], d[name], e) for e in edges] for d in found]
+        masses = [statistics.fmean(b[i + 1] - b[i] for b in below) for i in range(bins)]
+        mean[name] = [m * bins / (top - low) for m in masses]
+    return mean
+
+
+def _mass_below(edges: Sequence[float], density: Sequence[float], at: float) -> float:
+    cut = zip(edges, edges[1:], density, strict=False)
+    return sum(h * (min(b, at) - a) for a, b, h in cut if a < at)
+
+
+def _mean_curve(curves: Sequence[Sequence[Any]]) -> list[dict[str, float]]:
+    """Round by round; a recovery that was over sooner stays where it ended."""
+    usable = [[p for p in c if isinstance(p, dict) and number(p.get("round")) is not None] for c in curves]
+    usable = [c for c in usable if c]
+    mean = []
+    for i in range(max(map(len, usable), default=0)):
+        points = [c[min(i, len(c) - 1)] for c in usable]
+        keys = [k for k in points[0] if all(number(p.get(k)) is not None for p in points)]
+        longest = max(usable, key=len)
+        mean.append({k: statistics.fmean(p[k] for p in points) for k in keys} | {"round": float(longest[i]["round"])})
+    return mean
+
+
+def roc_of(row: Row) -> dict[str, list[float]] | None:
+    """The ROC of a row, where it is whole."""
+    found = row.get("roc")
+    if not isinstance(found, dict):
+        return None
+    fpr, tpr = numbers(found.get("fpr")), numbers(found.get("tpr"))
+    return {"fpr": fpr, "tpr": tpr} if fpr and tpr and len(fpr) == len(tpr) else None
+
+
+def density_of(row: Row, key: str) -> dict[str, list[float]] | None:
+    """Densities over common edges, where they are whole."""
+    found = row.get(key)
+    if not isinstance(found, dict):
+        return None
+    edges = numbers(found.get("edges"))
+    if not edges or len(edges) < 2 or edges[-1] <= edges[0]:
+        return None
+    known = {k: d for k, v in found.items() if k != "edges" and (d := numbers(v)) and len(d) == len(edges) - 1}
+    return {"edges": edges, **known} if known else None
+
+
+def numbers(value: object) -> list[float] | None:
+    """A list of finite numbers."""
+    if not isinstance(value, list):
+        return None
+    known = [v for x in value if (v := number(x)) is not None]
+    return known if len(known) == len(value) else None
+
+
+def number(value: object) -> float | None:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def minus(a: float | None, b: float | None) -> float | None:
+    """The difference, where both are known."""
+    return None if a is None or b is None else a - b
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of what is known."""
+    known = [v for v in values if v is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _and(noun: str, things: Sequence[object]) -> str:
+    words = [str(t) for t in things]
+    if len(words) == 1:
+        return f"{noun} {words[0]}"
+    return f"{noun}s " + " and ".join([", ".join(words[:-1]), words[-1]] if words else ["none"])

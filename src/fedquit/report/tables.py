@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables: gaps to Retrain beside the noise floor, costs, what an attacker can tell, and client by client."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedquit.report.reading import GAPS, PHASES, Part, Run, mean
+from fedquit.report.words import DASH, NBSP, fixed, scaled, share, signed
+
+_ASIDE = ("title", "seed", "request", "engine", "method.name")  # in these, runs of one method may differ
+COSTS = {
+    "bytes": ("Communication", "B"),
+    "flops": ("Computing", "FLOP"),
+    "server_storage_bytes": ("Server storage", "B"),
+    "client_storage_bytes": ("Client storage", "B"),
+    "seconds": ("Time", "s"),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Some text, and smaller text below it."""
+
+    text: str
+    notes: tuple[str, ...] = ()
+    plain: bool = False  # inside the noise floor: not a difference
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row with its heading; `head` alone spans the table."""
+
+    head: str
+    cells: Sequence[Cell] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page, with a sentence on how to read it."""
+
+    title: str
+    caption: str
+    heads: Sequence[str]
+    lines: Sequence[Line]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """All requests that one method served under the same settings."""
+
+    label: str
+    parts: list[Part] = field(default_factory=list)
+
+    def deltas(self, key: str, phase: str = "recovered") -> list[float]:
+        """The absolute gaps to Retrain, request by request."""
+        return [abs(gap) for part in self.parts if (gap := part.gap(phase, key)) is not None]
+
+    def summary(self) -> dict[str, Any]:
+        """Means over the requests, gaps to Retrain, the floor beside them, and the costs."""
+        found: dict[str, Any] = {"method": self.label, "requests": len(self.parts)}
+        sizes, floors = [], []
+        for key in ("test_acc", *GAPS):
+            deltas = self.deltas(key)
+            floor = mean(part.floor.get(key) for part in self.parts)
+            gap = mean(deltas)
+            found |= {
+                key: mean(part.get("recovered", key) for part in self.parts),
+                f"{key}_gap": gap,
+                f"{key}_gap_std": statistics.stdev(deltas) if len(deltas) > 1 else None,
+                f"{key}_floor": floor,
+            }
+            if key in GAPS:
+                sizes.append(gap)
+                floors.append(floor)
+        given = mean(part.floor.get("avg_gap") for part in self.parts)
+        return found | {
+            "avg_gap": None if None in sizes else mean(sizes),
+            "avg_gap_floor": given if given is not None else None if None in floors else mean(floors),
+            "recovery_rounds": mean(part.get("recovered", "rounds") for part in self.parts),
+            "price_of_forgetting": mean(part.get("unlearned", "price_of_forgetting") for part in self.parts),
+            "communication_percent": mean(part.share("bytes") for part in self.parts),
+            "computation_percent": mean(part.work for part in self.parts),
+            "seconds": mean(part.whole("seconds") for part in self.parts),
+        }
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """By method; settings in which the runs of a method differ become part of its name."""
+    flat = {id(run): _flat(run.recipe) for run in runs}
+    methods: dict[str, list[tuple[Run, Part]]] = {}
+    for run in runs:
+        for part in run.requests:
+            methods.setdefault(part.method, []).append((run, part))
+    groups: dict[str, Group] = {}
+    for method, mine in methods.items():
+        recipes = {id(run): flat[id(run)] for run, _ in mine}
+        keys = dict.fromkeys(k for recipe in recipes.values() for k in recipe)
+        varied = [k for k in keys if len({r.get(k) for r in recipes.values()}) > 1]
+        for run, part in mine:
+            own = (f"{k.split('.')[-1]}={flat[id(run)].get(k, 'default')}" for k in varied)
+            label = ", ".join([method, *own])
+            groups.setdefault(label, Group(label)).parts.append(part)
+    return list(groups.values())
+
+
+def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in recipe.items():
+        name = f"{prefix}{key}"
+        if name in _ASIDE:
+            continue
+        if isinstance(value, dict):
+            found |= _flat(value, f"{name}.")
+        else:
+            found[name] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def gaps(groups: Sequence[Group]) -> Table | None:
+    """Every method against Retrain."""
+    if not any(group.deltas(key) for group in groups for key in GAPS):
+        return None
+    shown = {k: head for k, head in GAPS.items() if any(group.deltas(k) for group in groups)}
+    every = [part for group in groups for part in group.parts]
+    known = _once(every)
+    apart = [mean(Group("", known).deltas(key, "original")) for key in GAPS]
+    lines = [
+        Line("Retrain", [Cell(str(len(known))), *(_level(known, "retrained", k) for k in shown), Cell(DASH)]),
+        Line(
+            "Original",
+            [
+                Cell(str(len(known))),
+                *(_level(known, "original", k) for k in shown),
+                Cell(DASH if None in apart else fixed(mean(apart))),
+            ],
+        ),
+    ]
+    floor = False
+    for group in groups:
+        found = group.summary()
+        floor = floor or any(found[f"{k}_floor"] is not None for k in shown)
+        cells = [
+            _gap_cell(found[f"{k}_gap"], found[f"{k}_floor"], found[f"{k}_gap_std"], fixed(found[k])) for k in shown
+        ]
+        average = _gap_cell(found["avg_gap"], found["avg_gap_floor"], None, "")
+        lines.append(Line(group.label, [Cell(str(found["requests"])), *cells, average]))
+    judged = (
+        "The floor is how far two Retrains with other seeds lie apart: a gap inside it is not a difference."
+        if floor
+        else "How far two Retrains lie apart was not measured, so that small gaps may be chance."
+    )
+    return Table(
+        "Gaps to Retrain",
+        "After recovery, in points; below, the measure itself in percent",
+        ["Method", "Requests", *shown.values(), "Avg. gap"],
+        lines,
+        "Gap: mean absolute difference to the Retrain of the same request, ± its standard deviation over requests; "
+        f"Avg. gap: the mean of all four. {judged}",
+    )
+
+
+def _once(parts: Sequence[Part]) -> list[Part]:
+    """Original and Retrain serve all methods: each request once."""
+    found: dict[str, Part] = {}
+    for part in parts:
+        gold = part.row("retrained")
+        key = [part.number, part.rows[0]["clients"], gold.get("seed"), gold.get("forget_acc")]
+        found.setdefault(json.dumps(key), part)
+    return list(found.values())
+
+
+def _level(parts: Sequence[Part], phase: str, key: str) -> Cell:
+    level = fixed(mean(part.get(phase, key) for part in parts))
+    apart = mean(abs(g) for part in parts if (g := part.gap(phase, key)) is not None)
+    return Cell(DASH, (level,)) if phase == "retrained" else Cell(fixed(apart), (level,))
+
+
+def _gap_cell(gap: float | None, floor: float | None, deviation: float | None, level: str) -> Cell:
+    text = fixed(gap) + (f" ± {fixed(deviation)}" if gap is not None and deviation is not None else "")
+    notes = [level] if level else []
+    inside = gap is not None and floor is not None and gap <= floor
+    if floor is not None:
+        notes.append(f"floor {fixed(floor)}" + (": no difference" if inside else ""))
+    return Cell(text, tuple(notes), inside)
+
+
+def costs(groups: Sequence[Group]) -> Table | None:
+    """Unlearning and recovery apart, and as a share of Retrain."""
+    shown = {k: v for k, v in COSTS.items() if any(p.whole(k) is not None for g in groups for p in g.parts)}
+    if not {"bytes", "flops"} & set(shown):
+        return None
+
+    def amount(value: float | None, kind: str) -> Cell:
+        in_seconds = kind == "seconds" and value is not None
+        return Cell(f"{fixed(value)}{NBSP}s" if in_seconds else scaled(value, COSTS[kind][1]))
+
+    known = _once([part for group in groups for part in group.parts])
+    lines = [Line("Retrain", [amount(mean(p.cost("retrained", k) for p in known), k) for k in shown])]
+    for group in groups:
+        lines.append(Line(group.label))
+        for phase, title in (("unlearned", "Unlearning"), ("recovered", "Recovery")):
+            lines.append(Line(title, [amount(mean(p.cost(phase, k) for p in group.parts), k) for k in shown]))
+        lines.append(Line("Share of Retrain", [Cell(share(mean(p.share(k) for p in group.parts))) for k in shown]))
+    return Table(
+        "Costs",
+        "Means over requests",
+        ["", *(head for head, _ in shown.values())],
+        lines,
+        "Communication counts both directions; computing counts clients and server, two FLOP for a multiplication with "
+        "an addition; storage is the most that lay there at the end of a round, for the share the larger of both.",
+    )
+
+
+def exposure(part: Part) -> Table | None:
+    """What somebody who holds the model can tell about the forget data."""
+    asked = ("tpr_at_0.01", "tpr_at_0.001", "auc", "mia_song_svc", "mia_yeom")
+    shown = [k for k in asked if any(part.get(phase, k) is not None for phase in PHASES)]
+    if not shown:
+        return None
+    heads = {
+        "tpr_at_0.01": f"Found at 1{NBSP}% false alarms",
+        "tpr_at_0.001": f"Found at 0.1{NBSP}% false alarms",
+        "auc": "AUC against hold-out",
+        "mia_song_svc": "MIA Song",
+        "mia_yeom": "MIA Yeom",
+    }
+    lines = []
+    for phase, title in PHASES.items():
+        if part.row(phase):
+            lines.append(Line(title, [_exposed(part, phase, key) for key in shown]))
+    scarce = any(part.row(p).get(f"{k}_enough") is False for p in PHASES for k in shown)
+    return Table(
+        "What an attacker can tell",
+        f"In percent, with 95{NBSP}% intervals" if part.over == 1 else f"In percent; means over {part.over} requests",
+        ["Phase", *(heads[k] for k in shown)],
+        lines,
+        "Found: forget samples that the model gives away while that share of unseen data is taken for them; "
+        "chance finds the same share. MIA: forget samples that the attack takes for training data. The closer to "
+        "Retrained, the better." + (" Few: fewer samples than that rate of false alarms needs." if scarce else ""),
+    )
+
+
+def _exposed(part: Part, phase: str, key: str) -> Cell:
+    times, digits = (100, 2) if key.startswith("tpr") else (1, 3 if key == "auc" else 1)
+    value, low, high = (part.get(phase, f"{key}{end}") for end in ("", "_low", "_high"))
+    if value is None:
+        return Cell(DASH)
+    notes = []
+    if low is not None and high is not None:
+        notes.append(f"{times * low:.{digits}f} to {times * high:.{digits}f}")
+    if part.row(phase).get(f"{key}_enough") is False:
+        notes.append("few")
+    if key == "auc" and isinstance(part.row(phase).get("holdout_verdict"), str):
+        notes.append(part.row(phase)["holdout_verdict"])
+    return Cell(fixed(times * value, digits), tuple(notes))
+
+
+def by_client(groups: Sequence[Group]) -> Table | None:
+    """The gap in forget accuracy, client by client."""
+    whom = dict.fromkeys(_name(part) for group in groups for part in group.parts)
+    if len(whom) < 2 or max(len(group.parts) for group in groups) < 2 or len(groups) > 20:
+        return None
+    lines = []
+    for who in sorted(whom, key=lambda w: (len(w), w)):
+        mine = [[p for p in group.parts if _name(p) == who] for group in groups]
+        gold = mean(p.get("retrained", "forget_acc") for p in _once([p for parts in mine for p in parts]))
+        lines.append(Line(who, [Cell(fixed(gold)), *(_client_cell(parts) for parts in mine)]))
+    return Table(
+        "Client by client",
+        "Recovered forget accuracy less Retrain’s, in points",
+        ["Forgotten", "Retrain (%)", *(group.label for group in groups)],
+        lines,
+        "Means over seeds. Above zero something may be left, below zero the data is treated worse than unseen data.",
+    )
+
+
+def _client_cell(parts: Sequence[Part]) -> Cell:
+    gap, floor = mean(p.gap("recovered") for p in parts), mean(p.floor.get("forget_acc") for p in parts)
+    inside = gap is not None and floor is not None and abs(gap) <= floor
+    return Cell(signed(gap), ("no difference",) if inside else (), inside)
+
+
+def _name(part: Part) -> str:
+    return f"{part.who[:1].upper()}{part.who[1:]}"

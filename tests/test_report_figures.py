@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from html import escape, unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markupsafe import Markup
+
+from fedquit.errors import StoreError, UnknownNameError
+from fedquit.report import FORMATS, write_report
+from test_report import Outline, cells, forget, report, results, store, text_of
+
+FPR = [10 ** (-4 + i / 20) for i in range(81)]
+FLOOR = {"retain_acc": 25.0, "forget_acc": 1.0, "mia_song_svc": 0.5, "mia_yeom": 30.0}
+
+
+def full(
+    method: str = "fedquit", client: int = 2, shift: float = 0.0, title: str = "A client leaves", **options: object
+) -> dict[str, Any]:
+    """Results with everything that a run can tell."""
+    rows = forget(clients=[client])
+    for i, row in enumerate(rows):
+        row |= {
+            "method": {"original": "original", "retrained": "retrain"}.get(row["phase"], method),
+            "mia_song_svc": 60.0 + i + shift,
+            "mia_yeom": 50.0 - i * 10 - shift,
+            "exposed_against": "holdout",
+            "tpr_at_0.01": 0.02 + i / 100,
+            "tpr_at_0.01_low": 0.01,
+            "tpr_at_0.01_high": 0.09,
+            "tpr_at_0.01_enough": True,
+            "tpr_at_0.001": 0.002,
+            "tpr_at_0.001_low": 0.0,
+            "tpr_at_0.001_high": 0.01,
+            "tpr_at_0.001_enough": False,
+            "roc": {"fpr": FPR, "tpr": [f**0.8 if f > 1e-3 else 0.0 for f in FPR]},
+            "entropy": {"edges": [0.0, 0.5, 1.0, 2.0], "forget": [1.0, 0.6, 0.2], "test": [0.4, 0.8, 0.4]},
+            "auc": 0.5 + shift / 100,
+            "auc_low": 0.45,
+            "auc_high": 0.55,
+            "holdout_verdict": "no trace",
+            "down_bytes": [9e6, 8e6, 1e5, 2e6][i],
+            "up_bytes": [9e6, 8e6, 1e5, 2e6][i],
+            "client_epochs": 10.0,
+            "client_flops": [4e9, 3e9, 1e8, 2e9][i],
+            "server_flops": 0,
+            "server_storage_bytes": 82_344,
+            "client_storage_bytes": 0,
+        }
+    rows[3]["forget_acc"] += shift
+    for i, point in enumerate(rows[3]["curve"]):
+        point["bytes"] = i * 1.5e6
+    found = results(rows, title)
+    found["recipe"]["method"] = {"name": method, **options}
+    return found
+
+
+def figures(html: str) -> dict[str, str]:
+    """Titles and texts."""
+    found = re.findall(r'<h4>([^<]*)</h4>\s*<figure role="img" aria-label="([^"]*)"', html)
+    assert len(found) == html.count("<figure ")
+    return {unescape(title): unescape(text).replace("\u00a0", " ") for title, text in found}
+
+
+def table(html: str, title: str) -> list[list[str]]:
+    """The cells of one table."""
+    found = re.search(rf">{title}</h\d>.*?</table>", html, flags=re.DOTALL)
+    assert found, title
+    return [[cell.replace("\u00a0", " ") for cell in line] for line in cells(found[0])]
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes the most time."""
+    monkeypatch.setattr("fedquit.report.figures.draw", lambda *_, **__: Markup("<svg></svg>"))
+
+
+def lean(found: dict[str, Any]) -> dict[str, Any]:
+    """Without what only its own figures need."""
+    found["rows"] = [{k: v for k, v in row.items() if k not in ("roc", "entropy", "curve")} for row in found["rows"]]
+    return found
+
+
+def with_floor(found: dict[str, Any]) -> dict[str, Any]:
+    found["rows"][3]["floor"] = FLOOR
+    return found
+
+
+def test_every_figure_of_one_run_tells_its_numbers(tmp_path: Path) -> None:
+    html = report(tmp_path, full())
+    told = figures(html)
+    assert list(told) == [
+        "Accuracy by phase",
+        "Accuracy during recovery",
+        "Accuracy against communication",
+        "Forget data against hold-out data",
+        "How uncertain the model is",
+    ]
+    assert "At 1.2 % of Retrain’s bytes: forget 35.6 %, test 33.4 %." in told["Accuracy against communication"]
+    assert (
+        "Recovered: 5.00 % (1.00 to 9.00) at 1 % false alarms and 0.20 % (0.00 to 1.00) at 0.1 %"
+        in (told["Forget data against hold-out data"])
+    )
+    assert "Original: forget 0.650, test 0.950." in told["How uncertain the model is"]
+    assert "5 %: 35.6/33.4, 10 %: 35.6/33.4, 20 %: 37.6/35.4" in text_of(html).replace("\u00a0", " ")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_cost_table_tells_the_phases_apart_and_the_share_of_retrain(tmp_path: Path) -> None:
+    found = table(report(tmp_path, full()), "Costs")
+    assert ["Retrain", "16.0 MB", "3.0 GFLOP", "82.3 kB", "0 B", "22.3 s"] in found
+    assert ["Unlearning", "200 kB", "100 MFLOP", "82.3 kB", "0 B", "32.3 s"] in found
+    assert ["Recovery", "4.0 MB", "2.0 GFLOP", "82.3 kB", "0 B", "42.3 s"] in found
+    assert ["Share of Retrain", "26.2 %", "70.0 %", "100 %", "–", "335 %"] in found
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_an_attacker_can_tell_comes_with_intervals(tmp_path: Path) -> None:
+    found = table(report(tmp_path, full()), "What an attacker can tell")
+    assert found[-1] == [
+        "Recovered",
+        "5.00 1.00 to 9.00",
+        "0.20 0.00 to 1.00 few",
+        "0.500 0.450 to 0.550 no trace",
+        "63.0",
+        "20.0",
+    ]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_gap_inside_the_noise_floor_is_not_called_a_difference(tmp_path: Path) -> None:
+    html = report(tmp_path, with_floor(full()))
+    assert table(html, "Gaps to Retrain")[-1] == [
+        "fedquit",
+        "1",
+        "20.0 44.5 floor 25.0: no difference",
+        "20.0 45.6 floor 1.0",
+        "2.0 63.0 floor 0.5",
+        "20.0 20.0 floor 30.0: no difference",
+        "15.5 floor 14.1",
+    ]
+    assert "two Retrains differ by 1.0 points, so that the gap is more than chance explains" in text_of(html)
+    inside = full()
+    inside["rows"][3]["floor"] = {"forget_acc": {"mean": 20.5}}
+    said = text_of(report(tmp_path, inside))
+    assert "two Retrains differ by 20.5 points, so that the gap is not a difference" in said
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_floor_of_a_comparison_serves_its_runs(tmp_path: Path) -> None:
+    for method in ("fedquit", "pga"):
+        store(tmp_path / "cmp/seed-0/client-2" / method, full(method))
+    line = {"method": "retrain again", "phase": "floor", "gaps": {"forget_acc": 21.0}}
+    (tmp_path / "cmp/comparison.json").write_text(json.dumps({"schema": 1, "table": [line, 3]}))
+    write_report([tmp_path / "cmp"], tmp_path / "r.html")
+    html = (tmp_path / "r.html").read_text()
+    assert [line[3] for line in table(html, "Gaps to Retrain")[3:]] == ["20.0 45.6 floor 21.0: no difference"] * 2
+    assert "seed-0/client-2/pga" in html
+    (tmp_path / "cmp/comparison.json").write_text("{")
+    write_report([tmp_path / "cmp"], tmp_path / "r.html")
+    assert "floor 21.0" not in (tmp_path / "r.html").read_text()
+
+
+def test_a_recovery_dearer_than_retrain_is_drawn_on_a_log_axis(tmp_path: Path) -> None:
+    dear = full()
+    for i, point in enumerate(dear["rows"][3]["curve"]):
+        point["bytes"] = i * 3e7
+    told = figures(report(tmp_path, dear))["Accuracy against communication"]
+    assert "At 564 % of Retrain’s bytes: forget 38.6 %, test 36.4 %." in told
+    dear["rows"][2] |= {"down_bytes": 0, "up_bytes": 0}
+    assert "At 0.0 % of Retrain’s bytes" in figures(report(tmp_path, dear))["Accuracy against communication"]
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("no trace", "no trace of it shows against data of the same clients that never trained (AUC 0.500"),
+        ("remembered", "it is still told from data of the same clients"),
+        ("over-unlearned", "it is treated worse than data of the same clients"),
+        ("else", "how sure is open"),
+    ],
+)
+def test_the_holdout_tells_how_sure(tmp_path: Path, verdict: str, words: str) -> None:
+    found = full()
+    found["rows"][3]["holdout_verdict"] = verdict
+    assert words in text_of(report(tmp_path, found))
+
+
+def test_the_radar_draws_one_polygon_for_each_method(tmp_path: Path) -> None:
+    html = report(tmp_path, lean(full()), lean(full("pga", shift=4.0)), lean(full("a_$b$")))
+    told = figures(html)["Gaps and costs at a glance"]
+    costs = "communication 26.2 %, computation 70.0 %."
+    gaps = "forget gap 20.0 points, retain gap 20.0 points, MIA Song gap 2.0 points, MIA Yeom gap 20.0 points"
+    assert f"fedquit: {gaps}, {costs}" in told
+    assert "pga: forget gap 24.0 points" in told
+    assert ">a_$b$</text>" in html
+    assert "Gaps and costs at a glance" not in figures(report(tmp_path, lean(full())))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_runs_of_one_method_that_differ_in_a_setting_are_not_averaged(tmp_path: Path) -> None:
+    html = report(tmp_path, full(lr=0.1), full(lr=0.2), full("pga"))
+    assert [line[0] for line in table(html, "Gaps to Retrain")[3:]] == ["fedquit, lr=0.1", "fedquit, lr=0.2", "pga"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_each_client_has_its_line_where_a_method_served_several(tmp_path: Path) -> None:
+    html = report(tmp_path, full(), full(client=3, shift=-25.0), full("pga"))
+    assert table(html, "Client by client") == [
+        ["Forgotten", "Retrain (%)", "fedquit", "pga"],
+        ["Client 2", "25.6", "+20.0", "+20.0"],
+        ["Client 3", "25.6", "−5.0", "–"],
+    ]
+
+
+def test_the_gap_is_drawn_against_v(tmp_path: Path) -> None:
+    runs = [lean(full(teacher="fixed", v=v, shift=-v)) for v in (-1.0, 0.0)]
+    html = report(tmp_path, *runs)
+    assert "v -1: +21.0 points after 41 rounds. v 0: +20.0 points" in figures(html)["Gap in forget accuracy by v"]
+    assert "The density of Original’s true-class logits is not in these results." in html
+    runs[0]["rows"][0]["true_logits"] = {"edges": [-2.0, 0.0, 2.0], "density": [0.1, 0.4]}
+    assert "The grey area is the density of Original’s true-class logits." in report(tmp_path, *runs)
+    assert "Gap in forget accuracy by v" not in figures(report(tmp_path, lean(full(teacher="fixed", v=1.0))))
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [
+        {"2": [5, 0, 7], "3": {"0": 4}},
+        [{"client": 2, "labels": {"0": 5, "2": 7}}, {"client": 3, "labels": [4]}],
+    ],
+)
+def test_label_histograms_are_drawn_where_they_are(tmp_path: Path, clients: object) -> None:
+    told = figures(report(tmp_path, full() | {"clients": clients}))["Who holds which labels"]
+    assert "Client 2 (leaving): 12 samples, 7 of label 2, 5 of label 0." in told
+    assert "Client 3: 4 samples, 4 of label 0." in told
+
+
+def test_many_runs_are_shown_as_means_and_folded_away(tmp_path: Path) -> None:
+    runs = [full(method, client, shift=client) for method in ("fedquit", "pga") for client in range(4)]
+    runs[0]["rows"][3]["curve"] = runs[0]["rows"][3]["curve"][:2]
+    runs[0]["rows"][3]["entropy"]["edges"] = [0.0, 1.0, 2.0, 4.0]
+    html = report(tmp_path, *runs)
+    assert html.count("<figure ") == 1 + 2 * 5
+    assert "Mean over 4 requests" in html
+    told = figures(html)
+    assert "Recovered: forget 47.1 %, test 43.4 %." in told["Accuracy by phase"]
+    assert html.count("<summary id=") == 8 + 1
+    assert "Over 8 requests in 8 runs" in text_of(html)
+    assert "8 of 8 show no trace" in text_of(html)
+    outline = Outline()
+    outline.feed(html)
+    assert len(outline.ids) == len(set(outline.ids))
+    assert set(outline.targets) <= set(outline.ids)
+    assert all(b - a <= 1 for a, b in zip([0, *outline.headings], outline.headings, strict=False))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"roc": {"fpr": [0.1], "tpr": []}, "entropy": {"edges": [0.0]}, "curve": [3, {"round": None}]},
+        {"roc": {"fpr": 3, "tpr": ["x"]}, "entropy": {"edges": [1.0, 1.0], "forget": [1.0]}, "curve": None},
+        {"roc": None, "entropy": [], "curve": {}, "floor": [1], "auc": "x", "down_bytes": None, "up_bytes": True},
+        {"entropy": {"edges": [0.0, 1.0], "forget": [float("nan")]}, "floor": {"forget_acc": "?"}},
+    ],
+)
+@pytest.mark.parametrize("times", [1, 7])
+def test_what_is_missing_or_damaged_is_left_out(tmp_path: Path, damage: dict[str, Any], times: int) -> None:
+    found = full() | {"clients": [7, {"labels": "x"}]}
+    found["rows"] = [row | damage for row in found["rows"]]
+    html = report(tmp_path, *[found] * times)
+    assert "How uncertain the model is" not in html
+    assert "nan" not in text_of(html.partition("</style>")[2])
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("clients", [[4], {"4": "x"}, 3, {"4": {"labels": None}}])
+def test_odd_label_histograms_are_left_out(tmp_path: Path, clients: object) -> None:
+    assert "Who holds which labels" not in report(tmp_path, full() | {"clients": clients})
+
+
+def written(tmp_path: Path, format: str, *contents: object) -> str:
+    folders = [store(tmp_path / f"run-{i}", content) for i, content in enumerate(contents)]
+    write_report(folders, tmp_path / "table", format)
+    return (tmp_path / "table").read_text()
+
+
+def test_csv_holds_every_row(tmp_path: Path) -> None:
+    odd = full('a,"b"\nc')
+    odd["rows"][0]["extra"] = 7
+    found = list(csv.DictReader(io.StringIO(written(tmp_path, "csv", full(), odd), newline="")))
+    assert len(found) == 8
+    assert found[3]["forget_acc"] == "45.6"
+    assert found[3]["run"] == "run-0"
+    assert found[7]["method"] == 'a,"b"\nc'
+    assert [row["extra"] for row in found] == ["", "", "", "", "7", "", "", ""]
+    assert not {"roc", "entropy", "curve"} & set(found[0])
+
+
+def test_json_holds_both_tables(tmp_path: Path) -> None:
+    found = json.loads(written(tmp_path, "json", with_floor(full()), full("pga")))
+    assert [line["method"] for line in found["summary"]] == ["fedquit", "pga"]
+    assert found["summary"][0]["avg_gap"] == pytest.approx((20 + 20 + 2 + 20) / 4)
+    assert found["summary"][0]["forget_acc_floor"] == 1.0
+    assert found["summary"][1]["forget_acc_floor"] is None
+    assert len(found["rows"]) == 8
+
+
+def test_markdown_and_latex_hold_the_summary(tmp_path: Path) -> None:
+    md = written(tmp_path, "md", with_floor(full()), full("p|g_a", client=1), full("p|g_a", shift=2.0)).splitlines()
+    gaps = "44.5 (20.0*) | 45.6 (20.0) | 63.0 (2.0) | 20.0 (20.0*) | 15.5"
+    assert md[2] == f"| fedquit | 1 | {gaps} | 41.0 | 26.2 | 70.0 |"
+    assert md[3].startswith(r"| p\|g_a | 2 | 44.5 (20.0 ± 0.0) | 46.6 (21.0 ± 1.4) |")
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in md[:4]} == {11}
+    tex = written(tmp_path, "latex", with_floor(full()), full("p_g&a"), full("p_g&a"))
+    assert r"  p\_g\&a & 2 & 44.5 (20.0 $\pm$ 0.0) &" in tex
+    assert tex.endswith("\\bottomrule\n\\end{tabular}\n")
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_results_without_rows_or_retrain_do_in_every_format(tmp_path: Path, format: str) -> None:
+    lone = full()
+    lone["rows"] = [row for row in lone["rows"] if row["phase"] != "retrained"]
+    assert written(tmp_path, format, results([]), lone)
+
+
+def test_an_unknown_format_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="unknown format 'markdown': known are csv, html"):
+        write_report([tmp_path], tmp_path / "x", "markdown")
+    with pytest.raises(UnknownNameError, match="unknown format 'latx': did you mean 'latex'"):
+        write_report([tmp_path], tmp_path / "x", "latx")
+    with pytest.raises(StoreError, match=r"no results\.json"):
+        write_report([tmp_path], tmp_path / "x", "csv")
+    assert not (tmp_path / "x").exists()
+
+
+CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+QUIET = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --virtual-time-budget=2000 "
+    "--enable-logging=stderr"
+)
+MEASURE = """
+document.body.dataset.found = JSON.stringify([...document.querySelectorAll("iframe")].map(frame => {
+  const page = frame.contentDocument, wide = page.documentElement.scrollWidth;
+  const least = Math.min(...[...page.querySelectorAll("figure text")].map(t => t.getBoundingClientRect().height));
+  const inside = [...page.querySelectorAll(".scroll")].filter(s => s.scrollWidth > s.clientWidth).length;
+  const all = [...page.querySelectorAll("figure")];
+  const seen = all.filter(f => f.querySelector("svg").getBoundingClientRect().height > 150).length;
+  const out = all.filter(f => {
+    const card = f.parentElement.getBoundingClientRect();
+    return [...f.querySelectorAll("text")].some(t => {
+      const at = t.getBoundingClientRect();
+      return at.left < card.left || at.right > card.right || at.top < card.top || at.bottom > card.bottom;
+    });
+  }).map(f => f.getAttribute("aria-label").slice(0, 40));
+  const ink = new Set([...page.querySelectorAll("figure path")].map(p => getComputedStyle(p).fill)).size;
+  const dark = frame.contentWindow.matchMedia("(prefers-color-scheme: dark)").matches;
+  return {wide, least, inside, seen, out, ink, dark};
+}));
+"""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Few runs with everything, and many runs of two methods."""
+    tmp_path = tmp_path_factory.mktemp("pages")
+    long = results(forget(clients=list(range(40))), title="<b> & " + "unbreakable" * 20)
+    few = [full(teacher="fixed", v=1.0), full(teacher="fixed", v=2.0), full("a_rather_long_name_of_a_method" * 2), long]
+    few = [one | {"clients": {str(c): [c, 3, 9 - c] for c in range(10)}} for one in few]
+    few[0]["rows"][0]["true_logits"] = {"edges": [-2.0, 0.0, 2.0], "density": [0.1, 0.4]}
+    many = [with_floor(full(f"method_{i % 2}", i % 3, float(i))) for i in range(7)]
+    return [report(tmp_path / "few", *few), report(tmp_path / "many", *many)]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to render with")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_every_figure_without_errors_or_overflow(tmp_path: Path, scheme: str, pages: list[str]) -> None:
+    assert CHROMIUM
+    frames = "".join(
+        f'<iframe style="width:{wide}px;height:800px;border:0" '
+        f'srcdoc="{escape(html.replace("<details>", "<details open>"))}"></iframe>'
+        for html in pages
+        for wide in (390, 1280)
+    )
+    (tmp_path / "frame.html").write_text(
+        f"<!doctype html><meta charset=utf-8><body>{frames}"
+        f"<script>addEventListener('load', () => {{{MEASURE}}})</script>"
+    )
+    colours = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+    where = [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", (tmp_path / "frame.html").as_uri()]
+    done = subprocess.run(
+        [CHROMIUM, *QUIET.split(), *colours, *where], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert not re.findall(r".*CONSOLE.*", done.stderr)
+    found = re.search(r'data-found="([^"]*)"', done.stdout)
+    assert found, done.stdout[:2000]
+    measured = json.loads(unescape(found[1]))
+    assert {at["dark"] for at in measured} == {scheme == "dark"}
+    for at, wide, html in zip(measured, (390, 1280, 390, 1280), [pages[0]] * 2 + [pages[1]] * 2, strict=True):
+        assert at["wide"] <= wide
+        assert at["least"] >= 10  # pixels: the figures' words can still be read
+        assert at["seen"] == html.count("<figure ")
+        assert at["out"] == []
+        assert at["ink"] >= 3  # the page's colours are known to the figures
+    assert measured[0]["inside"] >= 6  # the tables scroll by themselves
