@@ -82,6 +82,7 @@ def asked_twice(out: Path, phase: str) -> list[str]:
 def main(recipe_file: Path, work: Path, moments: str) -> None:
     torch.set_num_threads(1)
     recipe = build(Recipe, json.loads(recipe_file.read_text()), "recipe")
+    run(recipe, work / "warm" / "run")  # import all there is to import, once for all forks
     count = work / "count"
 
     def counting(number: int, path: Path, _content: bytes) -> None:

@@ -19,6 +19,7 @@ from killable import asked_twice, outcome
 from worlds import tiny
 
 HERE = Path(__file__).parent
+PLAIN: dict[str, Any] = {"evaluate": {"attacks": []}}  # it is not the attacks that are tried here
 
 
 def environment() -> dict[str, str]:
@@ -41,7 +42,7 @@ def started(*words: str) -> subprocess.Popen[bytes]:
 
 
 def test_killed_at_every_write_a_three_round_method_goes_on_in_its_round(tmp_path: Path) -> None:
-    shape: dict[str, Any] = {"train": {"rounds": 2}, "recover": {"max_rounds": 1}, "retrain": False}
+    shape: dict[str, Any] = {"train": {"rounds": 2}, "recover": {"max_rounds": 1}, "retrain": False, **PLAIN}
     recipe = tiny(method={"name": "seam_methods:Degrade"}, **shape)
     report = killed_everywhere(recipe, tmp_path)
     assert report["faults"] == []
@@ -62,7 +63,12 @@ def test_killed_at_every_write_a_three_round_method_goes_on_in_its_round(tmp_pat
 )
 def test_killed_at_every_write_the_result_is_the_same(method: str, changes: dict[str, Any], tmp_path: Path) -> None:
     target = {"target": 1} if "Subtract" in method else {}
-    settings: dict[str, Any] = {"recover": {"max_rounds": 1}, "retrain": False, "train": {"rounds": 2}} | changes
+    settings: dict[str, Any] = {
+        "recover": {"max_rounds": 1},
+        "retrain": False,
+        "train": {"rounds": 2},
+        **PLAIN,
+    } | changes
     report = killed_everywhere(tiny(method={"name": method, **target}, **settings), tmp_path)
     assert report["faults"] == []
     assert len(report["writes"]) > 8

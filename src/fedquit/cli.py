@@ -39,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _err = Console(stderr=True)
-_out = Console() if sys.stdout.isatty() else Console(width=140)  # a file has no width; tables want some
+_out = Console() if sys.stdout.isatty() else Console(width=170)  # a file has no width; tables want some
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RecipeName = Annotated[str, typer.Argument(help="A .toml file, or the name of a recipe that comes with the package.")]
