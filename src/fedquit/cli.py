@@ -289,20 +289,32 @@ def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
     title = f"{escape(recipe.title) or 'Comparison'}: in %, (gap to Retrain ± deviation)"
     table = Table(title=title, **_LOOK)
     table.add_column("method", no_wrap=True)
-    for name in ("test", "retain", "forget", "Song", "Yeom", "Avg. gap", "unlearned", "rounds", "bytes", "FLOPs"):
+    for name in (
+        "test",
+        "retain",
+        "forget",
+        "Song",
+        "Yeom",
+        "Avg. gap",
+        "unlearned",
+        "rounds",
+        "bytes",
+        "epochs",
+        "FLOPs",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
         if not line.means:
-            table.add_row(line.method, "failed", *[""] * 9)
+            table.add_row(line.method, "failed", *[""] * 10)
             continue
         cells = [_with_gap(line, m) for m in ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom")]
         average = "" if line.avg_gap is None else f"{line.avg_gap:.1f}"
         before = f"{line.unlearned['test_acc']:.0f}/{line.unlearned['forget_acc']:.0f}" if line.unlearned else ""
         rounds = "" if line.recovery_rounds is None else f"{line.recovery_rounds:.1f}"
-        saved = _times(line, line.bytes_saved), _times(line, line.flops_saved)
+        saved = [_times(line, s) for s in (line.bytes_saved, line.epochs_saved, line.flops_saved)]
         table.add_row(line.method, *cells, average, before, rounds, *saved)
     _out.print(table)
-    _out.print("unlearned: test/forget accuracy before recovery; bytes, FLOPs: how many times cheaper than Retrain.")
+    _out.print("unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain.")
     _out.print("retrain again: another seed, the noise floor; a gap marked ≈ is no larger, hence no difference.")
     for line in lines:
         if line.references:
