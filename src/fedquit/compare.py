@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from fedquit.core import ClientId
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.methods import METHODS
-from fedquit.metrics.gaps import inside_floor, paired
+from fedquit.metrics.gaps import avg_gap, inside_floor, paired
 from fedquit.metrics.tug_of_war import tug_of_war
 from fedquit.names import lookup
 from fedquit.recipe import Recipe
@@ -29,7 +29,7 @@ from fedquit.training import Attached, Reporter, require_disk
 from fedquit.world import open_world
 
 METRICS = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom")
-AVERAGED = ("retain_acc", "forget_acc", "mia_song_svc", "mia_yeom")  # the paper's Avg. Gap
+AVERAGED = {"retain": "retain_acc", "forget": "forget_acc", "song": "mia_song_svc", "yeom": "mia_yeom"}
 
 
 Floor = Mapping[tuple[ClientId, int], Row]  # Retrain with another seed, for each target and seed
@@ -244,7 +244,7 @@ def _line(
         bytes_saved=_saved(whole["bytes"], spent["bytes"]),
         epochs_saved=_saved(whole["client_epochs"], spent["client_epochs"]),
         flops_saved=_saved(whole["flops"], spent["flops"]),
-        avg_gap=_mean(gaps[m] for m in AVERAGED) if all(m in gaps for m in AVERAGED) else None,
+        avg_gap=avg_gap(**{k: gaps[m] for k, m in AVERAGED.items()}) if gaps.keys() >= set(AVERAGED.values()) else None,
         tug_of_war=tug_of_war(**{m: g for m, g in tug.items() if g is not None}) if None not in tug.values() else None,
         references=_references([o.evidence for o in mine if o.evidence]),
         inside_floor=tuple(m for m, g in gaps.items() if m in floor and inside_floor(g, floor[m])),

@@ -138,7 +138,6 @@ class Served:
     """A request and the data with its examples marked, checked before any work begins."""
 
     number: int
-    event: EventRecipe
     request: Request
     data: FederatedData
     folder: Path
@@ -205,7 +204,7 @@ class _Serving:
 
     def _forget(self, number: int, event: EventRecipe, found: Standing) -> Generator[Row, None, Standing]:
         request, data = _request(event), _marked(event, found.data, self.recipe)
-        served = Served(number, event, request, data, self.out / f"request-{number}")
+        served = Served(number, request, data, self.out / f"request-{number}")
         who = _evaluation(self.world, data, request)
         row = RowMaker(who, self.recipe, number, request)
         yield row("original", "original", found.progress) | who.true_logits(found.progress.state.params)
