@@ -1,129 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. Heavy imports stay inside the commands, so that help and version come at once."""
+"""Commands that carry out recipes: run, demo, report, sweep, compare."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
-from fedquit import __version__
-from fedquit.errors import FedquitError
-from fedquit.names import unknown
+from fedquit.cli.screen import LOOK, PLAIN, AsJson, Bars
+from fedquit.cli.screen import out as screen
 
 if TYPE_CHECKING:
     from fedquit.compare import Line
     from fedquit.recipe import Recipe
     from fedquit.sweep import Sweep
 
-app = typer.Typer(
-    help="Let a federation forget: train, take an erasure request, unlearn, recover, and see what was forgotten.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-_err = Console(stderr=True)
-_out = Console() if sys.stdout.isatty() else Console(width=170)  # a file has no width; tables want some
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RecipeName = Annotated[str, typer.Argument(help="A .toml file, or the name of a recipe that comes with the package.")]
 Settings = Annotated[list[str], typer.Option("--set", help="Change a key: --set method.lr=3e-4")]
-_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-_LOOK: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": SIMPLE, "pad_edge": False}
 Cache = Annotated[Path | None, typer.Option(help="Where trained federations are kept; beside --out unless given.")]
-
-
-def main() -> None:
-    """Run a command; a fault that a user can mend is one sentence and exit code 2."""
-    try:
-        app()
-    except FedquitError as error:
-        _err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        _err.print("stopped; the same command goes on from here.")
-        sys.exit(130)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"fedquit {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
-) -> None:
-    """Let a federation forget."""
-
-
-class Bars:
-    """Progress with an ETA on a terminal; plain lines elsewhere."""
-
-    def __init__(self) -> None:
-        self._bars = Progress(
-            TextColumn("{task.description:<40}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[note]}"),
-            console=_err,
-            disable=not _err.is_terminal,
-        )
-        self._task: TaskID | None = None
-        self._overall: TaskID | None = None
-        self._title, self._total = "", 0
-
-    def __enter__(self) -> Bars:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def runs(self, done: int, total: int, title: str) -> None:
-        """One run of a comparison begins: the bars of the last one go, the overall one stays."""
-        if self._overall is None:
-            self._overall = self._bars.add_task("Comparison", total=total, note="")
-        for task in [t.id for t in self._bars.tasks if t.id != self._overall]:
-            self._bars.remove_task(task)
-        self._bars.update(self._overall, completed=done, note=title)
-        if not _err.is_terminal:
-            _err.print(f"[{done}/{total}] {title}", **_PLAIN)
-
-    def phase(self, title: str, rounds: int | None, done: int) -> None:
-        """A phase begins."""
-        self._title, self._total = title, rounds or 0
-        self._task = self._bars.add_task(title, total=rounds, completed=done, note="")
-        if not _err.is_terminal:
-            ready = " (done already)" if rounds and done >= rounds else ""
-            _err.print(f"{title}{ready}", **_PLAIN)
-
-    def round(self, done: int, note: str) -> None:
-        """A round is over."""
-        if self._task is not None:
-            self._bars.update(self._task, completed=done, note=note)
-        if not _err.is_terminal and (note or done % 10 == 0):
-            of = f" of {self._total}" if self._total else ""
-            _err.print(f"  round {done}{of} {note}".rstrip(), **_PLAIN)
 
 
 def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) -> None:
@@ -137,9 +35,9 @@ def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) 
     if as_json:
         typer.echo(json.dumps(results))
         return
-    _out.print(_table(f"{escape(recipe.title) or 'Results'} (accuracies in %)", results["rows"]))
+    screen.print(_table(f"{escape(recipe.title) or 'Results'} (accuracies in %)", results["rows"]))
     _say_price(results["rows"])
-    _out.print(f"Report: {out / 'report.html'}\nResults: {out / 'results.json'}", **_PLAIN)
+    screen.print(f"Report: {out / 'report.html'}\nResults: {out / 'results.json'}", **PLAIN)
 
 
 def _set_threads(recipe: Recipe) -> None:
@@ -150,7 +48,7 @@ def _set_threads(recipe: Recipe) -> None:
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title, **_LOOK)
+    table = Table(title=title, **LOOK)
     for name in ("phase", "method", "clients"):
         table.add_column(name)
     for name in ("test", "retain", "forget", "rounds", "seconds"):
@@ -166,10 +64,9 @@ def _say_price(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         price = row.get("price_of_forgetting")
         if price is not None:
-            _out.print(f"Price of forgetting: {price:+.3f} in the retained clients' loss.", highlight=False)
+            screen.print(f"Price of forgetting: {price:+.3f} in the retained clients' loss.", highlight=False)
 
 
-@app.command()
 def run(
     recipe: RecipeName,
     out: Annotated[Path, typer.Option(help="The folder of the run; the same command goes on where it stopped.")],
@@ -183,7 +80,6 @@ def run(
     _carry_out(load(recipe, settings), out, cache, as_json=as_json)
 
 
-@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="The folder of the run.")] = Path("runs/demo"),
     cache: Cache = None,
@@ -195,7 +91,6 @@ def demo(
     _carry_out(load("demo"), out, cache, as_json=as_json)
 
 
-@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
     out: Annotated[Path, typer.Option(help="The file to write.")],
@@ -209,7 +104,6 @@ def report(
     typer.echo(json.dumps({"report": str(out)}) if as_json else f"Report: {out}")
 
 
-@app.command()
 def sweep(
     recipe: RecipeName,
     out: Annotated[Path, typer.Option(help="The folder of the sweep; one run for each rate lies below it.")],
@@ -235,7 +129,7 @@ def sweep(
 
 def _print_sweep(found: Sweep, rounds: int) -> None:
     after = f"{rounds} recovery round" + ("s" if rounds != 1 else "")
-    table = Table(title=f"Forget against holdout data, right after unlearning and after {after}", **_LOOK)
+    table = Table(title=f"Forget against holdout data, right after unlearning and after {after}", **LOOK)
     for name in ("lr", "unlearned", "forget", "holdout", "test", "AUC ± 95 %"):
         table.add_column(name, justify="right")
     table.add_column("verdict")
@@ -244,12 +138,11 @@ def _print_sweep(found: Sweep, rounds: int) -> None:
         auc = f"{c.auc:.3f} ± {(c.auc_high - c.auc_low) / 2:.3f}"
         mark = " ←" if c is found.chosen else ""
         table.add_row(f"{c.lr:g}" if c.lr else "before", *accuracies, auc, c.verdict + mark)
-    _out.print(table)
+    screen.print(table)
     taken = f"Take lr = {found.chosen.lr:g}: " if found.chosen else "No rate can be named: "
-    _out.print(f"{taken}{found.reason}.", highlight=False)
+    screen.print(f"{taken}{found.reason}.", highlight=False)
 
 
-@app.command()
 def compare(
     recipe: RecipeName,
     out: Annotated[Path, typer.Option(help="The folder of the comparison; the same command goes on where it stopped.")],
@@ -287,7 +180,7 @@ def compare(
 
 def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
     title = f"{escape(recipe.title) or 'Comparison'}: in %, (gap to Retrain ± deviation)"
-    table = Table(title=title, **_LOOK)
+    table = Table(title=title, **LOOK)
     table.add_column("method", no_wrap=True)
     for name in (
         "test",
@@ -313,17 +206,17 @@ def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
         rounds = "" if line.recovery_rounds is None else f"{line.recovery_rounds:.1f}"
         saved = [_times(line, s) for s in (line.bytes_saved, line.epochs_saved, line.flops_saved)]
         table.add_row(line.method, *cells, average, before, rounds, *saved)
-    _out.print(table)
-    _out.print("unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain.")
-    _out.print("retrain again: another seed, the noise floor; a gap marked ≈ is no larger, hence no difference.")
+    screen.print(table)
+    screen.print("unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain.")
+    screen.print("retrain again: another seed, the noise floor; a gap marked ≈ is no larger, hence no difference.")
     for line in lines:
         if line.references:
             numbers = ", ".join(f"{name} {value:.3g}" for name, value in line.references.items())
-            _out.print(f"{line.method}: {numbers}", **_PLAIN)
+            screen.print(f"{line.method}: {numbers}", **PLAIN)
     for line in lines:
         for why in line.failures:
-            _out.print(f"[bold]{line.method}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
-    _out.print(f"Report: {out / 'report.html'}\nTable: {out / 'comparison.json'}", **_PLAIN)
+            screen.print(f"[bold]{line.method}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
+    screen.print(f"Report: {out / 'report.html'}\nTable: {out / 'comparison.json'}", **PLAIN)
 
 
 def _with_gap(line: Line, metric: str) -> str:
@@ -339,46 +232,3 @@ def _times(line: Line, saved: float | None) -> str:
     if line.phase != "recovered":
         return "1.0×" if line.phase == "retrained" else ""
     return f"{saved:.1f}×" if saved else "free"
-
-
-KINDS = (
-    *("methods", "teachers", "losses", "attacks", "metrics"),
-    *("datasets", "models", "recipes", "optimizers", "engines"),
-)
-
-
-@app.command(name="list")
-def list_(
-    kind: Annotated[str, typer.Argument(help="What to list: " + ", ".join(KINDS) + ".")],
-    as_json: AsJson = False,
-) -> None:
-    """List what there is, by name."""
-    if kind not in KINDS:
-        raise unknown("kind of list", kind, KINDS)
-    names = _names(kind)
-    if as_json:
-        typer.echo(json.dumps(names))
-        return
-    for name, line in names.items():
-        typer.echo(f"{name:<22} {line}")
-
-
-def _names(kind: str) -> dict[str, str]:
-    from fedquit import attacks, data, distillation, engine, methods, metrics, models, recipe, virtual_teacher
-    from fedquit.engine import optim
-
-    if kind == "recipes":
-        return {name: recipe.load(name).title for name in recipe.packaged()}
-    if kind == "metrics":
-        return {name: metric.description for name, metric in metrics.METRICS.items()}
-    tables: dict[str, dict[str, Any]] = {
-        "attacks": {**attacks.ATTACKS, **attacks.REFERENCE_ATTACKS},
-        "methods": dict(methods.METHODS),
-        "teachers": dict(virtual_teacher.TEACHERS),
-        "losses": dict(distillation.LOSSES),
-        "datasets": dict(data.DATASETS),
-        "models": dict(models.MODELS),
-        "optimizers": dict(optim.OPTIMIZERS),
-        "engines": dict(engine.ENGINES),
-    }
-    return {name: (entry.__doc__ or "").strip().split("\n")[0] for name, entry in tables[kind].items()}

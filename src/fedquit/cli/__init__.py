@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line. Heavy imports stay inside the commands, so that help and version come at once."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from fedquit import __version__
+from fedquit.cli import listing, runs
+from fedquit.cli.screen import err
+from fedquit.errors import FedquitError
+
+app = typer.Typer(
+    help="Let a federation forget: train, take an erasure request, unlearn, recover, and see what was forgotten.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (runs.demo, runs.run, runs.compare, runs.sweep, runs.report):
+    app.command()(command)
+app.command(name="list")(listing.list_)
+
+
+def main() -> None:
+    """Run a command; a fault that a user can mend is one sentence and exit code 2."""
+    try:
+        app()
+    except FedquitError as error:
+        err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("stopped; the same command goes on from here.")
+        sys.exit(130)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedquit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Let a federation forget."""

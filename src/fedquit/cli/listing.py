@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedquit list`: what there is, by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from fedquit.cli.screen import AsJson
+from fedquit.names import unknown
+
+KINDS = (
+    *("methods", "teachers", "losses", "attacks", "metrics"),
+    *("datasets", "models", "recipes", "optimizers", "engines"),
+)
+
+
+def list_(
+    kind: Annotated[str, typer.Argument(help="What to list: " + ", ".join(KINDS) + ".")],
+    as_json: AsJson = False,
+) -> None:
+    """List what there is, by name."""
+    if kind not in KINDS:
+        raise unknown("kind of list", kind, KINDS)
+    names = _names(kind)
+    if as_json:
+        typer.echo(json.dumps(names))
+        return
+    for name, line in names.items():
+        typer.echo(f"{name:<22} {line}")
+
+
+def _names(kind: str) -> dict[str, str]:
+    from fedquit import attacks, data, distillation, engine, methods, metrics, models, recipe, virtual_teacher
+    from fedquit.engine import optim
+
+    if kind == "recipes":
+        return {name: recipe.load(name).title for name in recipe.packaged()}
+    if kind == "metrics":
+        return {name: metric.description for name, metric in metrics.METRICS.items()}
+    tables: dict[str, dict[str, Any]] = {
+        "attacks": {**attacks.ATTACKS, **attacks.REFERENCE_ATTACKS},
+        "methods": dict(methods.METHODS),
+        "teachers": dict(virtual_teacher.TEACHERS),
+        "losses": dict(distillation.LOSSES),
+        "datasets": dict(data.DATASETS),
+        "models": dict(models.MODELS),
+        "optimizers": dict(optim.OPTIMIZERS),
+        "engines": dict(engine.ENGINES),
+    }
+    return {name: (entry.__doc__ or "").strip().split("\n")[0] for name, entry in tables[kind].items()}
