@@ -82,6 +82,7 @@ class Task(ABC):
     local: Local = Local()
     remember: str = ""  # the name under which the client keeps its answer in its own memory; "" for not at all
     needs: ClassVar[tuple[str, ...]] = ()  # names from the client's own memory that join `sent`, where they exist
+    augments: ClassVar[bool] = False  # whether it sees augmented examples: ordinary training does, unlearning does not
 
     def prepare(self, model: Model, sent: Sent) -> Sent:
         """What the client works out once, before the first step, and adds to `sent`."""

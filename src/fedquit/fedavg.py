@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ Replace = Callable[[Task, ClientId], Task]
 @dataclass(frozen=True)
 class Learn(Task):
     """Cross-entropy on the client's own labels."""
+
+    augments: ClassVar[bool] = True
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
         """One number for each example; for sequences, the mean over the positions."""

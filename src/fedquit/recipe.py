@@ -35,6 +35,7 @@ class DataRecipe:
 
     name: str = "fashion_mnist_mini"  # of `fedquit list datasets`, or package.module:function
     options: Options = field(default_factory=dict)
+    folder: str = ""  # where published data lies; $FEDQUIT_DATA or the user's cache folder unless given
     partition: str = "lda"  # iid, lda, chunks, file
     clients: int = 10
     alpha: float = 0.1  # of the Dirichlet distribution, for lda
@@ -183,6 +184,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON; `build(Recipe, …)` reads it back."""
         plain: dict[str, Any] = _jsonable(dataclasses.asdict(self))
+        del plain["data"]["folder"]  # where data lies is not part of an experiment
         return plain
 
 

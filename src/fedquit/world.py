@@ -58,7 +58,7 @@ def open_world(recipe: Recipe) -> World:
     """Load the data, deal it out, and build the network."""
     spec = recipe.data
     dtype = getattr(torch, recipe.model.dtype)
-    dataset = load_dataset(spec.name, **spec.options)
+    dataset = load_dataset(spec.name, folder=spec.folder or None, **spec.options)
     if dataset.x.is_floating_point():
         dataset = dataclasses.replace(dataset, x=dataset.x.to(dtype), test_x=dataset.test_x.to(dtype))
     data = federate(
@@ -71,8 +71,9 @@ def open_world(recipe: Recipe) -> World:
         public=spec.public,
         partition_file=spec.partition_file,
     )
-    shape = tuple(dataset.x.shape[1:])
-    model = load_model(recipe.model.name, shape, dataset.classes, dtype=dtype, **recipe.model.options)
+    model = load_model(
+        recipe.model.name, dataset.shape, dataset.classes, dtype=dtype, look=dataset.look, **recipe.model.options
+    )
     initial = model.init(Address(recipe.seed, "init").seed_for("server"))
     _probe(model, initial, dataset)
     flops = Flops(model, Shape.of(dataset.x, dataset.y), len(data.public))

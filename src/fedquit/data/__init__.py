@@ -6,6 +6,7 @@ One's own data set is a function that returns a `Dataset`, named as `package.mod
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from importlib import resources
@@ -85,11 +86,16 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 }
 
 
-def load_dataset(name: str, /, **options: object) -> Dataset:
-    """The data set of that name in `DATASETS`, or the one that `package.module:function` returns."""
+def load_dataset(name: str, /, *, folder: str | Path | None = None, **options: object) -> Dataset:
+    """The data set of that name in `DATASETS`, or the one that `package.module:function` returns.
+
+    `folder` is where published data lies; it goes to those that take one.
+    """
     make = imported(name, "data set") if ":" in name else lookup(DATASETS, name, "data set")
     if not callable(make):
         raise InputError(f"data set {name!r} is not a function: name one that returns a fedquit.data.Dataset.")
+    if folder is not None and "folder" in inspect.signature(make).parameters:
+        options = {**options, "folder": folder}
     refuse_unknown_options(f"data set {name!r}", make, options)
     dataset = make(**options)
     if not isinstance(dataset, Dataset):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedquit.core import ClientId, Request, Split
+from fedquit.data.look import AS_STORED, AsStored, Look
 from fedquit.errors import InputError, RequestError
 
 NOTHING = torch.zeros(0, dtype=torch.long)
@@ -22,13 +23,17 @@ NOTHING = torch.zeros(0, dtype=torch.long)
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set as tensors: examples, labels, and a test set."""
+    """A data set as tensors: examples, labels, and a test set.
+
+    Examples may be stored as bytes; `look` then makes them ready for a network, batch by batch.
+    """
 
     x: Tensor
     y: Tensor
     test_x: Tensor
     test_y: Tensor
     classes: int
+    look: Look = AS_STORED
 
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.x, self.y), ("test", self.test_x, self.test_y)):
@@ -45,11 +50,25 @@ class Dataset:
                 )
             if x.is_floating_point() and not bool(torch.isfinite(x).all()):
                 raise InputError(f"the {part} examples hold NaN or infinity: clean them first.")
+        if not isinstance(self.look, AsStored) and self.x.dtype != torch.uint8:
+            raise InputError(f"a look makes bytes ready, and the examples are {self.x.dtype}: store them as uint8.")
         if self.x.shape[1:] != self.test_x.shape[1:]:
             raise InputError(
                 f"training examples have shape {tuple(self.x.shape[1:])} and test examples "
                 f"{tuple(self.test_x.shape[1:])}: they must be alike."
             )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example as a network reads it."""
+        return self.look.shape(tuple(self.x.shape[1:]))
+
+    def to(self, device: torch.device) -> Dataset:
+        """The same, in that device's memory."""
+        if self.x.device == device:
+            return self
+        x, y, test_x, test_y = (t.to(device) for t in (self.x, self.y, self.test_x, self.test_y))
+        return replace(self, x=x, y=y, test_x=test_x, test_y=test_y)
 
 
 @dataclass(frozen=True)
@@ -125,7 +144,9 @@ class FederatedData:
         digest = hashlib.blake2b(digest_size=16)
         for tensor in (self.x, self.y, self.public):
             digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-            digest.update(tensor.contiguous().numpy().data)
+            digest.update(tensor.contiguous().cpu().numpy().data)
+        if not isinstance(self.dataset.look, AsStored):
+            digest.update(repr(self.dataset.look).encode())
         for name, parts in (("client", self.train), ("forget", self.forget)):
             for client, positions in sorted(parts.items()):
                 digest.update(f"{name} {client}: {len(positions)}".encode())

@@ -51,12 +51,14 @@ class Plan:
     steps: tuple[Tensor, ...]  # positions, each of at most batch_size
     noise: tuple[Tensor, ...]  # shaped like the labels of that step
     curvature_seed: int  # for optimizers that probe the curvature along random signs
+    variation: tuple[Tensor, ...] = ()  # for each step, the uniform numbers that augment its examples
 
 
-def make_plan(examples: int, local: Local, seed: int, label_shape: Sequence[int] = ()) -> Plan:
+def make_plan(examples: int, local: Local, seed: int, label_shape: Sequence[int] = (), draws: int = 0) -> Plan:
     """Shuffle anew for every epoch; the last batch of an epoch may be smaller; half an epoch takes half the batches.
 
-    A client with any data takes at least one step, unless it is asked for 0 epochs.
+    A client with any data takes at least one step, unless it is asked for 0 epochs. An augmentation takes `draws`
+    numbers for each example; they are drawn last, so that a run with and one without it take the same steps.
     """
     generator = torch.Generator().manual_seed(seed)
     per_epoch = math.ceil(examples / local.batch_size)
@@ -65,4 +67,6 @@ def make_plan(examples: int, local: Local, seed: int, label_shape: Sequence[int]
     if local.epochs > 0:
         steps = steps[: max(1, math.floor(local.epochs * per_epoch + 1e-9))]  # 0.29 of 100 batches are 29
     noise = tuple(torch.rand((len(s), *label_shape), generator=generator) for s in steps)
-    return Plan(tuple(steps), noise, int(torch.randint(2**62, (), generator=generator)))
+    curvature_seed = int(torch.randint(2**62, (), generator=generator))
+    variation = tuple(torch.rand((len(s), draws), generator=generator) for s in steps) if draws else ()
+    return Plan(tuple(steps), noise, curvature_seed, variation)

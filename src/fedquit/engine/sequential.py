@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedquit.core import SERVER, Batch, ClientId, Memory, Model, Params, Reply, Sent, Split, Task
 from fedquit.data.federated import NOTHING, FederatedData
+from fedquit.data.look import AS_STORED, Look
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
 from fedquit.engine.plan import Address, fixed_uniforms, make_plan
 from fedquit.names import lookup
@@ -47,6 +48,7 @@ class Examples:
     y: Tensor
     fixed: Tensor
     forget: Tensor
+    look: Look = AS_STORED
 
     @classmethod
     def of(cls, data: FederatedData, client: ClientId, split: Split, seed: int) -> Examples:
@@ -54,17 +56,21 @@ class Examples:
         mine = data.view(client, split) if client != SERVER else data.public
         y = data.y[mine]
         marked = torch.isin(mine, data.forget.get(client, NOTHING))
-        return cls(data.x[mine], y, fixed_uniforms(mine, seed, y.shape[1:]), marked)
+        fixed = fixed_uniforms(mine, seed, y.shape[1:]).to(y.device)
+        return cls(data.x[mine], y, fixed, marked.to(y.device), data.dataset.look)
 
     @classmethod
-    def unmarked(cls, x: Tensor, y: Tensor) -> Examples:
+    def unmarked(cls, x: Tensor, y: Tensor, look: Look = AS_STORED) -> Examples:
         """Examples of which none is to be forgotten, with zeros for their own random numbers."""
-        return cls(x, y, torch.zeros(y.shape), torch.zeros(len(y), dtype=torch.bool))
+        return cls(x, y, torch.zeros(y.shape).to(y.device), torch.zeros(len(y), dtype=torch.bool).to(y.device), look)
 
-    def batch(self, positions: Tensor, noise: Tensor) -> Batch:
-        """Some of them."""
-        fixed, forget = self.fixed[positions], self.forget[positions]
-        return Batch(self.x[positions], self.y[positions], noise.to(self.x.device), fixed, forget)
+    def batch(self, positions: Tensor, noise: Tensor, variation: Tensor | None = None) -> Batch:
+        """Some of them, as a network reads them: augmented with those random numbers, or plain."""
+        at = positions.to(self.y.device)
+        seen = (
+            self.look.plain(self.x[at]) if variation is None else self.look.varied(self.x[at], variation.to(at.device))
+        )
+        return Batch(seen, self.y[at], noise.to(at.device), self.fixed[at], self.forget[at])
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,8 @@ class Outcome:
 def run_client(model: Model, task: Task, mine: Examples, sent: Sent, seed: int) -> Outcome:
     """What a client does with its examples."""
     optimizer = lookup(OPTIMIZERS, task.local.optimizer, "optimizer")
-    plan = make_plan(len(mine.y), task.local, seed, mine.y.shape[1:])
+    draws = mine.look.draws if task.augments else 0
+    plan = make_plan(len(mine.y), task.local, seed, mine.y.shape[1:], draws)
     with torch.no_grad():
         sent = task.prepare(model, sent)
     probe = torch.Generator().manual_seed(plan.curvature_seed)
@@ -88,8 +95,9 @@ def run_client(model: Model, task: Task, mine: Examples, sent: Sent, seed: int) 
     slots = {s: {n: torch.zeros_like(p) for n, p in params.items()} for s in optimizer.slots}
     losses = []
     for t, (positions, noise) in enumerate(zip(plan.steps, plan.noise, strict=True), start=1):
+        batch = mine.batch(positions, noise, plan.variation[t - 1] if draws else None)
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}  # a hook may have returned `sent`
-        loss = task.loss(model, leaves, sent, mine.batch(positions, noise)).mean()
+        loss = task.loss(model, leaves, sent, batch).mean()
         gradient = _gradient(loss, leaves, create_graph=optimizer.wants_curvature)
         curvature = _hessian_diagonal(gradient, leaves, probe) if optimizer.wants_curvature else None
         with torch.no_grad():

@@ -63,6 +63,7 @@ class LearnBoth(Task):
     head: str = ""
     carry: float = 0.5  # how much of last round's auxiliary head goes into this round's
     needs: ClassVar[tuple[str, ...]] = ("auxiliary",)
+    augments: ClassVar[bool] = True
 
     def begin(self, sent: Sent) -> Params:
         """The model, and the auxiliary head under names of its own."""
