@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fedquit import store
+from fedquit import files
 from fedquit.recipe import Recipe, build
 from fedquit.runner import run
 
@@ -41,7 +41,7 @@ def attempt(recipe: Recipe, out: Path, kill: Callable[[int, Path, bytes], None] 
 
 def arm(kill: Callable[[int, Path, bytes], None]) -> None:
     """Let `kill` see every atomic write: number 1, 2, …; negative once the write is done."""
-    write, count = store.write_atomic, 0
+    write, count = files.write_atomic, 0
 
     def watched(path: Path, content: bytes) -> None:
         nonlocal count
@@ -50,7 +50,7 @@ def arm(kill: Callable[[int, Path, bytes], None]) -> None:
         write(path, content)
         kill(-count, path, content)
 
-    store.write_atomic = watched
+    files.write_atomic = watched
 
 
 def killer(point: int, moment: str) -> Callable[[int, Path, bytes], None]:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from fedquit.core import Params, Reply, State
 from fedquit.errors import StoreError
+from fedquit.files import append_line, read_json, write_atomic
 from fedquit.params import fingerprint
 from fedquit.runner import run
 from fedquit.store import (
@@ -25,12 +26,9 @@ from fedquit.store import (
     Journal,
     Kept,
     StateFile,
-    append_line,
     load_params,
     locked,
-    read_json,
     save_params,
-    write_atomic,
 )
 from worlds import tiny
 
@@ -94,7 +92,7 @@ def test_a_full_disk_leaves_the_previous_state_intact(tmp_path: Path, monkeypatc
 WRITES_TOO_MUCH = """
 import resource, signal, sys
 from pathlib import Path
-from fedquit.store import write_atomic
+from fedquit.files import write_atomic
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 write_atomic(Path(sys.argv[1]), b"x" * 100_000)

@@ -55,6 +55,16 @@ def norm(a: Params) -> Tensor:
     return dot(a, a).sqrt()
 
 
+def placed(a: Params, device: torch.device) -> Params:
+    """The same, in that device's memory."""
+    return {n: p.to(device) for n, p in a.items()}
+
+
+def device_of(a: Params) -> torch.device:
+    """Where they lie."""
+    return next((p.device for p in a.values()), torch.device("cpu"))
+
+
 def nbytes(a: Params) -> int:
     """The size of the numbers alone."""
     return sum(p.numel() * p.element_size() for p in a.values())
@@ -71,6 +81,9 @@ def fingerprint(a: Params) -> str:
 
 def require_finite(a: Params, whose: str) -> None:
     """Refuse NaN and infinity, and say where they are."""
+    # One number first: a finite sum has finite terms, and asking a GPU once costs a hundredth of asking for each.
+    if not a or bool(torch.isfinite(torch.stack([p.sum(dtype=torch.float64) for p in a.values()]).sum())):
+        return
     for name, tensor in a.items():
         if not bool(torch.isfinite(tensor).all()):
             raise NonFiniteError(

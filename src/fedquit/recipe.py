@@ -106,14 +106,20 @@ class EvaluateRecipe:
 
     attacks: tuple[str, ...] = tuple(ATTACKS)  # of `fedquit list attacks`
     relearn: int = 0  # epochs in which to learn the forgotten data again, from the recovered model and from Retrain
+    backdoor: float = 0.0  # of the training images of the first request's clients, stamped with a trigger; images only
+    backdoor_target: int = 0  # the class that the trigger should stand for
+    backdoor_size: int = 3  # the side of the stamped square, in pixels
 
 
 @dataclass(frozen=True)
 class EngineRecipe:
-    """How it is computed; it never changes what."""
+    """How it is computed; but for the precision, it never changes what."""
 
-    name: str = "sequential"
+    name: str = "auto"  # of `fedquit list engines`
     threads: int = 0  # 0: torch's own choice
+    device: str = "auto"  # cpu, cuda, cuda:1, …; auto: a GPU where there is one
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"  # of a float32 network; auto: bf16 on a GPU
+    width: int = 0  # clients at once, at most; 0: as many as fit
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,7 @@ class Recipe:
         _check(self.train.clients_per_round >= 0, "train.clients_per_round must be at least 0 (0: everybody)")
         _check(min(self.train.momentum, self.train.weight_decay) >= 0, "momentum and weight decay must be at least 0")
         _check(self.engine.threads >= 0, "engine.threads must be at least 0 (0: torch's own choice)")
+        _check(self.engine.width >= 0, "engine.width must be at least 0 (0: as many clients at once as fit)")
         _check(self.train.rounds >= 1, "train.rounds must be at least 1")
         _check(self.train.batch_size >= 1, "train.batch_size must be at least 1")
         _check(self.train.lr > 0, "train.lr must be above 0")
@@ -151,6 +158,12 @@ class Recipe:
         _check(all(0 < b <= 1 for b in self.recover.budgets), "recover.budgets must lie above 0 and at most at 1")
         _check(self.retrain or not self.recover.budgets, "budgets are shares of Retrain's cost; set retrain = true")
         _check(self.evaluate.relearn >= 0, "evaluate.relearn must be at least 0 epochs")
+        _check(0 <= self.evaluate.backdoor <= 1, "evaluate.backdoor must lie between 0 and 1 (0: none)")
+        whole = [event.kind == "forget" and not event.samples for event in self.request[:1]]
+        _check(
+            not self.evaluate.backdoor or whole == [True],
+            "evaluate.backdoor is planted by clients that leave whole, and the first request is not of such; drop one",
+        )
         for attack in self.evaluate.attacks:
             lookup(ATTACKS, attack, "attack")
         _check(len(self.request) > 0, "a recipe needs at least one [[request]]")

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+import torch
+
 from fedquit.core import SERVER, ClientId, Model, Params, Reply, Sent, Split, State, Task
 from fedquit.engine import Address, Ask, Engine
 from fedquit.errors import InputError, RequestError
 from fedquit.meter import Costs, Metered
-from fedquit.params import require_finite, require_same_shapes
+from fedquit.params import device_of, placed, require_finite, require_same_shapes
 from fedquit.store import DiskMemory, Journal, StateFile
 
 Event = dict[str, object]
@@ -88,7 +90,8 @@ class Session:
         fresh = self.engine.run(replace(ask, clients=tuple(c for c in ask.clients if c not in stored)))
         for client in ask.clients:
             if client in stored:
-                yield stored[client]
+                device = device_of(next(iter(ask.sent.values()), {}))
+                yield replace(stored[client], params=placed(stored[client].params, device))
                 continue
             self._move_memories(ask.address)
             reply = _checked(next(fresh), ask, client)
@@ -128,6 +131,11 @@ class Progress:
     costs: Costs
 
 
+def _placed(state: State, device: torch.device) -> State:
+    kept = {name: placed(part, device) for name, part in state.kept.items()}
+    return replace(state, params=placed(state.params, device), kept=kept)
+
+
 def advance(
     session: Session,
     phase: str,
@@ -144,6 +152,7 @@ def advance(
     """
     meter = meter or Metered(session)
     state, seconds, costs = file.load() or (start, 0.0, {})
+    state = _placed(state, device_of(start.params))
     meter.costs = Costs(**costs)
     yield Progress(state, seconds, meter.costs)
     while rounds is None or state.round < rounds:

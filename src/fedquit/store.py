@@ -1,96 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lies on disk, so that a run survives `kill -9` at any moment.
 
-A file is either whole or not there: it is written beside its place, flushed to the disk, and renamed. Parameters are
-safetensors with a checksum; nothing is ever pickled.
+Every file is whole or not there (`fedquit.files`). Parameters are safetensors with a checksum; nothing is ever pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from fedquit import files
 from fedquit.core import Memory, Params, Reply, State
 from fedquit.errors import StoreError
-from fedquit.params import fingerprint, nbytes
+from fedquit.params import fingerprint, nbytes, placed
 
 Meta = Mapping[str, Any]
+CPU = torch.device("cpu")
 END = 10**15 - 1  # a place after all others
-
-
-@contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Turn what the system says about a failed write into a sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {path} ({error.strerror or error}): nothing was changed; free space or take another folder, "
-            "then run the same command again to go on."
-        ) from error
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; what was there before stays until the new content is safe on the disk."""
-    with _told(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name[:80]}.{secrets.token_hex(8)}")
-        try:
-            with beside.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-        _flush_folder(path.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def append_line(path: Path, line: str) -> None:
-    """Add a line to a log, in one write: a kill leaves all of it or nothing."""
-    with _told(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            content = f"{line}\n".encode()
-            if os.write(descriptor, content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(descriptor)
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write JSON that people can read, atomically."""
-    write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
-
-
-def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
-    """Read JSON, or say that the file is damaged."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read {path} ({error}): delete it and run the same command again.") from error
 
 
 def save_params(path: Path, params: Params, meta: Meta | None = None) -> None:
@@ -104,7 +41,7 @@ def save_params(path: Path, params: Params, meta: Meta | None = None) -> None:
         seen.add(whole[n].data_ptr())
     # Safetensors sorts the names; methods that speak of the first or the last layer need them in their own order.
     described = json.dumps({"names": list(whole), "meta": dict(meta or {})})
-    write_atomic(path, save(whole, metadata={"checksum": _checksum(whole, described), "described": described}))
+    files.write_atomic(path, save(whole, metadata={"checksum": _checksum(whole, described), "described": described}))
 
 
 def _checksum(params: Params, described: str) -> str:
@@ -199,8 +136,8 @@ class DiskMemory(MutableMapping[str, Params]):
     that of an earlier phase: it is read through, and never changed.
     """
 
-    def __init__(self, folder: Path, below: Memory | None = None) -> None:
-        self.folder, self.below = folder, below if below is not None else {}
+    def __init__(self, folder: Path, below: Memory | None = None, device: torch.device = CPU) -> None:
+        self.folder, self.below, self.device = folder, below if below is not None else {}, device
         self.place = END
         self._fresh: set[str] = set()  # written at this place by this attempt
         self._versions: dict[str, list[int]] = {}
@@ -248,7 +185,7 @@ class DiskMemory(MutableMapping[str, Params]):
         if key not in self:
             raise KeyError(key)
         seen = self._seen(key)
-        return self.below[key] if seen is None else load_params(self._path(key, seen))[0]
+        return self.below[key] if seen is None else placed(load_params(self._path(key, seen))[0], self.device)
 
     def size_of(self, key: str) -> int:
         """The bytes of an entry's numbers, from the file's head alone."""
@@ -279,7 +216,7 @@ class DiskMemory(MutableMapping[str, Params]):
             raise KeyError(key)
         whole = self._path(key, self.place)
         self._gone.add((key, self.place))
-        write_atomic(self._path(key, self.place), b"")
+        files.write_atomic(self._path(key, self.place), b"")
         whole.unlink(missing_ok=True)
         self._wrote(key)
 
@@ -338,12 +275,14 @@ class Kept:
         return server, clients
 
     @classmethod
-    def open(cls, folder: Path, before: Kept | None = None) -> Kept:
-        """For a phase whose files lie in that folder."""
+    def open(cls, folder: Path, before: Kept | None = None, device: torch.device = CPU) -> Kept:
+        """For a phase whose files lie in that folder; what is read goes to the device, or where it went before."""
         for earlier in before.own if before else ():
             earlier.close()
         below: tuple[Memory | None, Memory | None] = before.own if before else (None, None)
-        return cls(DiskMemory(folder / "server", below[0]), DiskMemory(folder / "clients", below[1]))
+        device = before.server.device if before else device
+        server, clients = (DiskMemory(folder / n, b, device) for n, b in zip(("server", "clients"), below, strict=True))
+        return cls(server, clients)
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ def _trained(
     reporter: Reporter,
     title: str,
 ) -> tuple[Kept, Progress]:
-    kept, file, training = Kept.open(folder), StateFile(folder / "state.safetensors"), world.training
+    kept, file, training = Kept.open(folder, device=world.device), StateFile(folder / "state.safetensors"), world.training
     session = Session(world.engine(data, kept.clients), world.recipe.seed, data.clients, memories=kept.own)
     meter = Metered(session, work=world.flops)
     if not file.path.exists():
@@ -138,6 +138,7 @@ def _key(world: World, data: FederatedData, attached: Attached, request: Request
         "network": world.network,
         "train": dataclasses.asdict(recipe.train),
         "seed": recipe.seed,
+        "precision": world.precision if world.precision == "bf16" else "",
         "attached": repr((sorted(attached.items()), knowing, [source_of(n) for n in attached])) if attached else "",
     }
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=12).hexdigest()

@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from fedquit.core import Memory, Model, Params, Training
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
-from fedquit.engine import Address, Engine, open_engine
+from fedquit.data.poison import plant, trigger_for
+from fedquit.engine import Address, Engine, Precision, Recordings, open_engine
 from fedquit.errors import InputError
 from fedquit.flops import Flops, Shape
 from fedquit.method import Method
+from fedquit.metrics.backdoor import Trigger
 from fedquit.models import FunctionalModel, load_model
 from fedquit.names import source_of
-from fedquit.params import fingerprint
+from fedquit.params import fingerprint, placed
 from fedquit.recipe import Recipe
 from fedquit.virtual_teacher import check_labels
 
@@ -34,6 +36,8 @@ class World:
     initial: Params
     method: Method
     flops: Flops  # remembers what it has counted
+    trigger: Trigger | None = None  # the backdoor in the leaving clients' data, where the recipe asks for one
+    recordings: Recordings = field(default_factory=dict, repr=False, compare=False)  # what an engine keeps
 
     def fingerprint(self) -> str:
         """A hash of the data, the network and its first parameters: of all that a recipe only names."""
@@ -51,7 +55,21 @@ class World:
 
     def engine(self, data: FederatedData, homes: Memory) -> Engine:
         """The engine that the recipe names, over this data."""
-        return open_engine(self.recipe.engine.name, self.model, data, homes)
+        spec = self.recipe.engine
+        return open_engine(spec.name, self.model, data, homes, self.precision, spec.width, self.recordings)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work is done."""
+        return self.data.y.device
+
+    @property
+    def precision(self) -> Precision:
+        """What networks compute in."""
+        spec = self.recipe.engine.precision
+        if self.model.dtype != torch.float32:
+            return "float32"
+        return ("bf16" if self.device.type == "cuda" else "float32") if spec == "auto" else spec
 
 
 def open_world(recipe: Recipe) -> World:
@@ -61,6 +79,7 @@ def open_world(recipe: Recipe) -> World:
     dataset = load_dataset(spec.name, folder=spec.folder or None, **spec.options)
     if dataset.x.is_floating_point():
         dataset = dataclasses.replace(dataset, x=dataset.x.to(dtype), test_x=dataset.test_x.to(dtype))
+    device = chosen_device(recipe.engine.device)
     data = federate(
         dataset,
         partition=spec.partition,
@@ -71,13 +90,31 @@ def open_world(recipe: Recipe) -> World:
         public=spec.public,
         partition_file=spec.partition_file,
     )
+    trigger, asked = None, recipe.evaluate
+    if asked.backdoor:
+        trigger = trigger_for(dataset, asked.backdoor_target, asked.backdoor_size)
+        data = plant(data, recipe.request[0].clients, asked.backdoor, trigger, spec.seed)
     model = load_model(
         recipe.model.name, dataset.shape, dataset.classes, dtype=dtype, look=dataset.look, **recipe.model.options
     )
     initial = model.init(Address(recipe.seed, "init").seed_for("server"))
     _probe(model, initial, dataset)
+    data = dataclasses.replace(data, dataset=data.dataset.to(device))
+    initial = placed(initial, device)
     flops = Flops(model, Shape.of(dataset.x, dataset.y), len(data.public))
-    return World(recipe, data, model, recipe.train.training(), initial, recipe.build_method(), flops)
+    return World(recipe, data, model, recipe.train.training(), initial, recipe.build_method(), flops, trigger)
+
+
+def chosen_device(name: str) -> torch.device:
+    """By name; `auto` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"there is no device {name!r} here: set engine.device to cpu, or leave it out.") from error
+    return torch.zeros(1, device=device).device
 
 
 def _probe(model: Model, initial: Params, dataset: Dataset) -> None:

@@ -187,6 +187,10 @@ def test_recurrent_layers_stay_in_training_mode_for_the_sake_of_cudnn() -> None:
         (nn.AlphaDropout(0.1), "set its dropout to 0"),
         (nn.LSTM(2, 2, num_layers=2, dropout=0.1), "set its dropout to 0"),
         (nn.GRU(2, 2, num_layers=2, dropout=0.1), "set its dropout to 0"),
+        (nn.MultiheadAttention(2, 1, dropout=0.1), "set its dropout to 0"),
+        (nn.RReLU(), "LeakyReLU"),
+        (nn.FractionalMaxPool2d(2, 3), "MaxPool2d"),
+        (nn.FractionalMaxPool3d(2, 3), "MaxPool2d"),
     ],
 )
 def test_layers_that_a_federation_cannot_cover_are_refused_by_name(layer: nn.Module, says: str) -> None:
@@ -207,8 +211,97 @@ def test_harmless_layers_pass() -> None:
             nn.Dropout(0.0),
             nn.LSTM(2, 2, num_layers=2),
             nn.Embedding(3, 2),
+            nn.MultiheadAttention(2, 1),
         )
     )
+
+
+def with_parameter(make: Callable[[], nn.Parameter]) -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_parameter("extra", make())
+    return module
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[0].requires_grad_(False)
+    return module
+
+
+def sharing_memory() -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].weight = nn.Parameter(module[0].get_parameter("weight").data)
+    return module
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # a change of dtype must not hide anything
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(2)), r"parameter '0\.weight' has no values yet: give its layer all sizes"),
+        (lambda: nn.Linear(2, 2, device="meta"), r"parameter 'weight' has no values yet"),
+        (
+            lambda: with_parameter(lambda: nn.Parameter(torch.ones(2, dtype=torch.complex64))),
+            r"parameter 'extra' is torch\.complex64",
+        ),
+        (
+            lambda: with_parameter(lambda: nn.Parameter(torch.ones(2, dtype=torch.long), requires_grad=False)),
+            r"parameter 'extra' is torch\.int64.*make it a buffer",
+        ),
+        (frozen, r"parameter '0\.weight' is frozen.*unfreeze it"),
+        (sharing_memory, r"parameter '1\.weight' shares memory with '0\.weight'"),
+        (nn.ReLU, r"the model \(ReLU\) has no parameters: there is nothing to train"),
+        (lambda: with_no_numbers(nn.Linear(2, 2)), r"the model \(Linear\) has no parameters"),
+        (lambda: nn.DataParallel(nn.Linear(2, 2)), r"the model \(DataParallel\) takes no parameters from outside"),
+    ],
+)
+def test_parameters_that_a_federation_cannot_train_are_refused_by_name(
+    build: Callable[[], nn.Module], says: str, dtype: torch.dtype
+) -> None:
+    with pytest.raises(InputError, match=says):
+        FunctionalModel(build, dtype)
+
+
+def with_no_numbers(module: nn.Linear) -> nn.Module:
+    module.weight, module.bias = nn.Parameter(torch.empty(0, 2)), nn.Parameter(torch.empty(0))
+    return module
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript as a whole
+def test_a_scripted_module_is_refused() -> None:
+    with pytest.raises(InputError, match=r"takes no parameters from outside: return the plain torch\.nn\.Module"):
+        FunctionalModel(lambda: torch.jit.script(nn.Linear(2, 2)))
+
+
+def test_one_tensor_under_two_names_is_trained_and_averaged_once() -> None:
+    model = FunctionalModel(partial(Wrapped, lambda z: z))
+    leaves = {n: p.requires_grad_() for n, p in model.init(0).items()}
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    found = torch.autograd.grad(model(leaves, x).square().sum(), list(leaves.values()))
+    module = Wrapped(lambda z: z)
+    module.load_state_dict({**leaves, "second.weight": leaves["first.weight"]}, strict=False)
+    output = module(x)
+    assert isinstance(output, Tensor)
+    output.square().sum().backward()
+    assert len(found) == 3
+    for name, gradient in zip(leaves, found, strict=True):
+        torch.testing.assert_close(gradient, module.get_parameter(name).grad)  # both uses of the tensor add up
+
+
+def test_normalised_weights_follow_the_parameters_that_were_given() -> None:
+    model = FunctionalModel(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), torch.float64)
+    params, x = model.init(1), torch.randn(4, 3, dtype=torch.float64)
+    size, direction = (params[f"parametrizations.weight.original{i}"] for i in (0, 1))
+    doubled = {**params, "parametrizations.weight.original0": 2 * size}
+    weight = 2 * size * direction / direction.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(model(doubled, x), x @ weight.T + params["bias"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_a_norm_that_is_only_estimated_is_refused(norm: Callable[[nn.Module], nn.Module]) -> None:
+    with pytest.raises(InputError, match=r"keeps an estimate of its weights' norm.*use weight_norm instead"):
+        FunctionalModel(lambda: nn.Sequential(norm(nn.Linear(3, 2))))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, Protocol
 
 import torch
@@ -122,7 +123,7 @@ class Pixels:
         return self.plain(x)
 
     def _normalised(self, x: Tensor) -> Tensor:
-        mean, std = (torch.tensor(v, device=x.device).view(-1, 1, 1) for v in (self.mean, self.std))
+        mean, std = (_for_channels(v, x.device) for v in (self.mean, self.std))
         return (x.float() / 255 - mean) / std
 
     def _cropped(self, x: Tensor, sides: Tensor, corner: Tensor, flip: Tensor) -> Tensor:
@@ -134,6 +135,11 @@ class Pixels:
         at = centre[:, 1, None] + sides[:, 1, None] * columns * _sign(flip)[:, None]
         grid = torch.stack(torch.broadcast_tensors(at[:, None, :], y[:, :, None]), -1)
         return functional.grid_sample(self._normalised(x), grid, padding_mode="border", align_corners=False)
+
+
+@cache  # a recorded computation must find its constants on the device
+def _for_channels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def _turned_and_shifted(x: Tensor, u: Tensor) -> Tensor:

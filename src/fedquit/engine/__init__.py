@@ -9,14 +9,61 @@ from fedquit.core import Memory, Model
 from fedquit.data.federated import FederatedData
 from fedquit.engine.plan import Address
 from fedquit.engine.sequential import Ask, Engine, Examples, SequentialEngine, run_client
+from fedquit.engine.stacked import Precision, Recordings, StackedEngine
 from fedquit.names import lookup
 
-ENGINES: dict[str, Callable[[Model, FederatedData, Memory], Engine]] = {"sequential": SequentialEngine}
+Open = Callable[[Model, FederatedData, Memory, Precision, int, Recordings], Engine]
 
 
-def open_engine(name: str, model: Model, data: FederatedData, homes: Memory) -> Engine:
+def _sequential(
+    model: Model, data: FederatedData, homes: Memory, precision: Precision, width: int, recordings: Recordings
+) -> Engine:
+    """One client after the other, step by step: the meaning of all others."""
+    return SequentialEngine(model, data, homes)
+
+
+def _stacked(
+    model: Model, data: FederatedData, homes: Memory, precision: Precision, width: int, recordings: Recordings
+) -> Engine:
+    """Many clients in one computation; on a GPU, steps are recorded and replayed."""
+    return StackedEngine(model, data, homes, width, precision, recordings)
+
+
+def _auto(
+    model: Model, data: FederatedData, homes: Memory, precision: Precision, width: int, recordings: Recordings
+) -> Engine:
+    """The one that is fastest here."""
+    on_gpu = data.y.device.type == "cuda"
+    return (_stacked if on_gpu else _sequential)(model, data, homes, precision, width, recordings)
+
+
+ENGINES: dict[str, Open] = {"auto": _auto, "sequential": _sequential, "stacked": _stacked}
+
+
+def open_engine(
+    name: str,
+    model: Model,
+    data: FederatedData,
+    homes: Memory,
+    precision: Precision = "float32",
+    width: int = 0,
+    recordings: Recordings | None = None,
+) -> Engine:
     """The engine of that name."""
-    return lookup(ENGINES, name, "engine")(model, data, homes)
+    known = recordings if recordings is not None else {}
+    return lookup(ENGINES, name, "engine")(model, data, homes, precision, width, known)
 
 
-__all__ = ["ENGINES", "Address", "Ask", "Engine", "Examples", "SequentialEngine", "open_engine", "run_client"]
+__all__ = [
+    "ENGINES",
+    "Address",
+    "Ask",
+    "Engine",
+    "Examples",
+    "Precision",
+    "Recordings",
+    "SequentialEngine",
+    "StackedEngine",
+    "open_engine",
+    "run_client",
+]

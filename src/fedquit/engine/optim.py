@@ -21,9 +21,10 @@ Slots = dict[str, Params]  # an optimizer's memory: "velocity", "m", "v"
 class Signal:
     """What an optimizer gets to see in step `t` (from 1)."""
 
-    t: int
+    t: int | Tensor
     gradient: Params
     curvature: Params | None = None  # an estimate of the Hessian's diagonal, for those that ask
+    lr: Tensor | None = None  # where a step is recorded once and replayed at other rates; else that of `Local`
 
 
 class Optimizer(Protocol):
@@ -58,7 +59,8 @@ class Sgd:
         if local.momentum:
             slots = {"velocity": {n: local.momentum * slots["velocity"][n] + d for n, d in g.items()}}
             g = slots["velocity"]
-        return {n: params[n] - local.lr * d for n, d in g.items()}, slots
+        lr = local.lr if signal.lr is None else signal.lr
+        return {n: params[n] - lr * d for n, d in g.items()}, slots
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,18 @@ class Adam:
 
     def step(self, params: Params, slots: Slots, signal: Signal, local: Local) -> tuple[Params, Slots]:
         """W <- w - lr * m^ / (sqrt(v^) + eps)."""
-        g, decay = signal.gradient, 1.0
+        g: Params = signal.gradient
+        decay: float | Tensor = 1.0
+        lr = local.lr if signal.lr is None else signal.lr
         if self.decoupled:
-            decay = 1 - local.lr * local.weight_decay
+            decay = 1 - lr * local.weight_decay
         elif local.weight_decay:
             g = {n: d + local.weight_decay * params[n] for n, d in g.items()}
         scale = signal.curvature if self.wants_curvature and signal.curvature is not None else g
         m = {n: self.beta1 * slots["m"][n] + (1 - self.beta1) * d for n, d in g.items()}
         v = {n: self.beta2 * slots["v"][n] + (1 - self.beta2) * d * d for n, d in scale.items()}
         c1, c2 = 1 - self.beta1**signal.t, 1 - self.beta2**signal.t
-        new = {n: decay * p - local.lr * (m[n] / c1) / ((v[n] / c2).sqrt() + self.eps) for n, p in params.items()}
+        new = {n: decay * p - lr * (m[n] / c1) / ((v[n] / c2).sqrt() + self.eps) for n, p in params.items()}
         return new, {"m": m, "v": v}
 
 

@@ -44,14 +44,35 @@ def fixed_uniforms(positions: Tensor, seed: int, label_shape: Sequence[int] = ()
     return (bits / float(1 << 24)).reshape(len(positions), *label_shape)
 
 
+def _parts(whole: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    parts: tuple[Tensor, ...] = whole.split(list(sizes))
+    return parts
+
+
 @dataclass(frozen=True)
 class Plan:
     """One client's steps: for each, the positions of its examples and a uniform number for each label."""
 
-    steps: tuple[Tensor, ...]  # positions, each of at most batch_size
-    noise: tuple[Tensor, ...]  # shaped like the labels of that step
+    order: Tensor  # positions, those of all steps one after the other
+    sizes: tuple[int, ...]  # of the steps, each at most batch_size
+    uniforms: Tensor  # for each position, shaped like its label
     curvature_seed: int  # for optimizers that probe the curvature along random signs
-    variation: tuple[Tensor, ...] = ()  # for each step, the uniform numbers that augment its examples
+    draws: Tensor  # for each position, the uniform numbers that augment its example
+
+    @property
+    def steps(self) -> tuple[Tensor, ...]:
+        """The positions of each step."""
+        return _parts(self.order, self.sizes)
+
+    @property
+    def noise(self) -> tuple[Tensor, ...]:
+        """The uniform numbers of each step."""
+        return _parts(self.uniforms, self.sizes)
+
+    @property
+    def variation(self) -> tuple[Tensor, ...]:
+        """What augments each step."""
+        return _parts(self.draws, self.sizes)
 
 
 def make_plan(examples: int, local: Local, seed: int, label_shape: Sequence[int] = (), draws: int = 0) -> Plan:
@@ -63,10 +84,10 @@ def make_plan(examples: int, local: Local, seed: int, label_shape: Sequence[int]
     generator = torch.Generator().manual_seed(seed)
     per_epoch = math.ceil(examples / local.batch_size)
     orders = [torch.randperm(examples, generator=generator) for _ in range(math.ceil(local.epochs))]
-    steps = [step for order in orders for step in order.split(local.batch_size)] if examples else []
+    sizes = [min(local.batch_size, examples - i * local.batch_size) for i in range(per_epoch)] * len(orders)
     if local.epochs > 0:
-        steps = steps[: max(1, math.floor(local.epochs * per_epoch + 1e-9))]  # 0.29 of 100 batches are 29
-    noise = tuple(torch.rand((len(s), *label_shape), generator=generator) for s in steps)
+        sizes = sizes[: max(1, math.floor(local.epochs * per_epoch + 1e-9))]  # 0.29 of 100 batches are 29
+    order = torch.cat([torch.zeros(0, dtype=torch.long), *orders])[: sum(sizes)]
+    uniforms = torch.rand((len(order), *label_shape), generator=generator)
     curvature_seed = int(torch.randint(2**62, (), generator=generator))
-    variation = tuple(torch.rand((len(s), draws), generator=generator) for s in steps) if draws else ()
-    return Plan(tuple(steps), noise, curvature_seed, variation)
+    return Plan(order, tuple(sizes), uniforms, curvature_seed, torch.rand((len(order), draws), generator=generator))

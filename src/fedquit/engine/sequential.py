@@ -41,6 +41,22 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
+class Own:
+    """Which examples are a client's own: their positions, which of them are marked, and their own random numbers."""
+
+    at: Tensor
+    fixed: Tensor
+    forget: Tensor
+
+    @classmethod
+    def of(cls, data: FederatedData, client: ClientId, split: Split, run_seed: int) -> Own:
+        """A client's view of the data (the server's is its public part)."""
+        mine = data.view(client, split) if client != SERVER else data.public
+        fixed = fixed_uniforms(mine, Address(run_seed, "fixed").seed_for(client), data.y.shape[1:])
+        return cls(mine, fixed, torch.isin(mine, data.forget.get(client, NOTHING)))
+
+
+@dataclass(frozen=True)
 class Examples:
     """What a client works on: its examples, which of them are marked, and their own random numbers."""
 
@@ -51,13 +67,10 @@ class Examples:
     look: Look = AS_STORED
 
     @classmethod
-    def of(cls, data: FederatedData, client: ClientId, split: Split, seed: int) -> Examples:
-        """A client's view of the data (the server's is its public part)."""
-        mine = data.view(client, split) if client != SERVER else data.public
-        y = data.y[mine]
-        marked = torch.isin(mine, data.forget.get(client, NOTHING))
-        fixed = fixed_uniforms(mine, seed, y.shape[1:]).to(y.device)
-        return cls(data.x[mine], y, fixed, marked.to(y.device), data.dataset.look)
+    def of(cls, data: FederatedData, own: Own) -> Examples:
+        """A client's part of a data set."""
+        x, y = data.x[own.at], data.y[own.at]
+        return cls(x, y, own.fixed.to(y.device), own.forget.to(y.device), data.dataset.look)
 
     @classmethod
     def unmarked(cls, x: Tensor, y: Tensor, look: Look = AS_STORED) -> Examples:
@@ -136,10 +149,19 @@ class SequentialEngine:
     def run(self, ask: Ask) -> Iterator[Reply]:
         """The replies, in the order of `ask.clients`."""
         for client in ask.clients:
-            mine = Examples.of(self.data, client, ask.split, Address(ask.address.seed, "fixed").seed_for(client))
-            home = {n: self.homes[key] for n in ask.task.needs if (key := f"{client}/{n}") in self.homes}
+            mine = Examples.of(self.data, Own.of(self.data, client, ask.split, ask.address.seed))
             seed = ask.address.seed_for(client)
-            done = run_client(self.model, ask.task, mine, {**ask.sent, **home}, seed)
-            for name, kept in done.keep.items():
-                self.homes[f"{client}/{name}"] = kept
-            yield Reply(client, done.answer, len(mine.y), done.loss)
+            done = run_client(self.model, ask.task, mine, {**ask.sent, **at_home(self.homes, ask.task, client)}, seed)
+            yield reply_of(self.homes, client, len(mine.y), done)
+
+
+def at_home(homes: Memory, task: Task, client: ClientId) -> Sent:
+    """What a task needs of what a client keeps, as far as it is there."""
+    return {n: homes[key] for n in task.needs if (key := f"{client}/{n}") in homes}
+
+
+def reply_of(homes: Memory, client: ClientId, examples: int, done: Outcome) -> Reply:
+    """A client's answer, once what it keeps is at home."""
+    for name, kept in done.keep.items():
+        homes[f"{client}/{name}"] = kept
+    return Reply(client, done.answer, examples, done.loss)

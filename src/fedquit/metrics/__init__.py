@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedquit.attacks import strength
 from fedquit.metrics import (
     backdoor,
     forgetting_quality,
@@ -30,6 +31,8 @@ class Metric:
 METRICS: dict[str, Metric] = {
     "gap": Metric("absolute difference to Retrain for each target, mean and standard deviation", gaps.gap),
     "avg_gap": Metric("mean of the gaps in retain and forget accuracy, MIA Song and MIA Yeom", gaps.avg_gap),
+    "noise_floor": Metric("whether a gap is no larger than between two Retrains of different seeds", gaps.inside_floor),
+    "paired": Metric("two methods over the same targets, with 95 % intervals", gaps.paired),
     "tug_of_war": Metric(
         "product of the closeness to Retrain in forget, retain and test accuracy", tug_of_war.tug_of_war
     ),
@@ -37,6 +40,8 @@ METRICS: dict[str, Metric] = {
         "the same with a membership attack in place of the forget accuracy", tug_of_war.tug_of_war_mia
     ),
     "js_divergence": Metric("distance between two models' predictions, in nats from 0 to ln 2", js_divergence),
+    "roc": Metric("forget data found at 1 % and 0.1 % false alarms, with exact intervals", strength.roc),
+    "auc": Metric("the chance that forget data scores higher than data never seen, with its interval", strength.auc),
     "holdout_null": Metric("forget data against the same client's hold-out; needs no Retrain", holdout.holdout_null),
     "leakage": Metric("what the models before and after the erasure give away together", leakage.leakage),
     "relearn_time": Metric("steps to learn the forgotten anew, over Retrain's", relearn.relearn_time),

@@ -8,6 +8,8 @@ in FL? (2022). The client stamps a patch on its images and labels them with the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -52,8 +54,28 @@ def attack_success(
     others = y != target
     if not bool(others.any()):
         raise InputError(f"every image is of the target class {target}: the trigger has nothing to turn.")
+    bright = float(x.max()) if value is None else value
     hits = 0
     with torch.no_grad():
-        for xs in stamp(x, size=size, value=value)[others].split(batch_size):
-            hits += int((model(params, xs).argmax(-1) == target).sum())
+        for at in others.nonzero().flatten().split(batch_size):
+            hits += int((model(params, stamp(x[at], size=size, value=bright)).argmax(-1) == target).sum())
     return 100 * hits / int(others.sum())
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """One backdoor: the square that is stamped, and the class that it should stand for."""
+
+    target: int
+    size: int
+    value: float  # as bright as the images can be, in the numbers in which they are stored
+
+    def poisoned(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Training images with the stamp, and the target as their label."""
+        return poisoned(x, y, target=self.target, size=self.size, value=self.value)
+
+    def success(self, model: Model, params: Params, x: Tensor, y: Tensor) -> float | None:
+        """How often it works on clean test images, in percent; None where all are of the target class."""
+        if not bool((y != self.target).any()):
+            return None
+        return attack_success(model, params, x, y, target=self.target, size=self.size, value=self.value)

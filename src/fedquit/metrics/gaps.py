@@ -38,9 +38,9 @@ class Gap:
         return float(self.per_target.mean())
 
     @property
-    def std(self) -> float:
-        """Over the targets, with n - 1; not a number for a single one."""
-        return float(self.per_target.std(ddof=1)) if len(self.per_target) > 1 else math.nan
+    def std(self) -> float | None:
+        """Over the targets, with n - 1; None for a single one, which says nothing about others."""
+        return float(self.per_target.std(ddof=1)) if len(self.per_target) > 1 else None
 
 
 def gap(method: npt.ArrayLike, retrain: npt.ArrayLike) -> Gap:

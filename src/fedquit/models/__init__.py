@@ -16,15 +16,28 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedquit.core import Params
+from fedquit.data.look import AS_STORED, Look
 from fedquit.errors import InputError
+from fedquit.models.lstm import char_lstm
+from fedquit.models.mit import mit_b0
+from fedquit.models.resnet import resnet18
 from fedquit.models.small import cnn, mlp
 from fedquit.names import imported, lookup, refuse_unknown_options
 
 __all__ = ["MODELS", "FunctionalModel", "load_model", "refuse_unsuitable"]
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet18": resnet18,
+    "mit_b0": mit_b0,
+    "char_lstm": char_lstm,
+}
 
 
 @dataclass(frozen=True)
@@ -33,14 +46,15 @@ class FunctionalModel:
 
     build: Callable[[], nn.Module]
     dtype: torch.dtype = torch.float32
+    look: Look = AS_STORED
     _module: nn.Module = field(init=False, repr=False, compare=False)  # lends its forward, never its weights
 
     def __post_init__(self) -> None:
         if not self.dtype.is_floating_point:
             raise InputError(f"a model cannot have parameters of {self.dtype}: take torch.float32 or torch.float64.")
         module = self._built(seed=0)
-        refuse_unsuitable(module)
-        object.__setattr__(self, "_module", _quiet(module))
+        refuse_unsuitable(module)  # in the numbers it came in: another dtype would hide what is complex or shared
+        object.__setattr__(self, "_module", _quiet(module.to(self.dtype)))
 
     def signature(self) -> str:
         """What the network is made of, in words: part of what a trained model is known by."""
@@ -48,10 +62,14 @@ class FunctionalModel:
 
     def init(self, seed: int) -> Params:
         """Fresh parameters; the same seed gives the same ones, and torch's own random numbers go on undisturbed."""
-        return {n: p.detach() for n, p in self._built(seed).named_parameters()}
+        return {n: p.detach() for n, p in self._built(seed).to(self.dtype).named_parameters()}
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """The logits; of an output object with `.logits`, those."""
+        """The logits; of an output object with `.logits`, those. Examples that are stored as bytes are made ready."""
+        if x.dtype == torch.uint8:
+            x = self.look.plain(x)
+        if x.is_floating_point():
+            x = x.to(next(iter(params.values())).dtype)
         constants = {n: b.to(x.device) for n, b in self._module.named_buffers()}
         # strict: a parameter that is missing must not be silently replaced by the module's own.
         output = functional_call(self._module, {**constants, **params}, (x,), strict=True)
@@ -67,27 +85,37 @@ class FunctionalModel:
             module = self.build()
         if not isinstance(module, nn.Module):
             raise InputError(f"the model's factory returned {type(module).__name__}: it must return a torch.nn.Module.")
-        return module.to(self.dtype)
+        return module
 
 
 def load_model(
-    name: str, /, input_shape: tuple[int, ...], classes: int, *, dtype: torch.dtype = torch.float32, **options: object
+    name: str,
+    /,
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    look: Look = AS_STORED,
+    **options: object,
 ) -> FunctionalModel:
     """The model of that name in `MODELS`, or the one that `package.module:function` builds."""
     factory = imported(name, "model") if ":" in name else lookup(MODELS, name, "model")
     if not callable(factory):
         raise InputError(f"model {name!r} is not a function: name one that takes (input_shape, classes, **options).")
     refuse_unknown_options(f"model {name!r}", factory, options, skip=2)
-    return FunctionalModel(partial(factory, tuple(input_shape), classes, **options), dtype)
+    return FunctionalModel(partial(factory, tuple(input_shape), classes, **options), dtype, look)
 
 
 def refuse_unsuitable(module: nn.Module) -> None:
-    """Refuse layers that a federation cannot train and unlearn faithfully, and name the first one."""
+    """Refuse layers and parameters that a federation cannot train and unlearn faithfully, and name the first one."""
     for path, layer in module.named_modules():
+        where = f"layer {path!r} ({type(layer).__name__})" if path else f"the model ({type(layer).__name__})"
+        if isinstance(layer, nn.DataParallel | torch.jit.ScriptModule):
+            raise InputError(f"{where} takes no parameters from outside: return the plain torch.nn.Module behind it.")
         reason = _unsuitable(layer)
         if reason:
-            where = f"layer {path!r} ({type(layer).__name__})" if path else f"the model ({type(layer).__name__})"
             raise InputError(f"{where} {reason}; `fedquit.unlearn` alone, on one machine, accepts it as it is.")
+    _refuse_parameters(module)
 
 
 def _unsuitable(layer: nn.Module) -> str:
@@ -96,8 +124,49 @@ def _unsuitable(layer: nn.Module) -> str:
             "keeps running statistics of the clients' data, which neither averaging nor unlearning would cover: "
             "use torch.nn.GroupNorm instead"
         )
-    if (isinstance(layer, _DropoutNd) and layer.p > 0) or (isinstance(layer, nn.RNNBase) and layer.dropout > 0):
+    if _estimates_a_norm(layer):
+        return "keeps an estimate of its weights' norm, which does not follow averaged weights: use weight_norm instead"
+    if _drops(layer):
         return "drops units at random, and engines could not agree on its random numbers: set its dropout to 0"
+    if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
+        return "draws random numbers that engines could not agree on: use torch.nn.LeakyReLU or torch.nn.MaxPool2d"
+    return ""
+
+
+def _drops(layer: nn.Module) -> bool:
+    if isinstance(layer, _DropoutNd):
+        return layer.p > 0
+    return isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0
+
+
+def _estimates_a_norm(layer: nn.Module) -> bool:
+    old = any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values())
+    return old or isinstance(layer, _SpectralNorm)
+
+
+def _refuse_parameters(module: nn.Module) -> None:
+    """One tensor under two names is fine: it is trained and averaged once, under the first."""
+    places: dict[int, str] = {}
+    for name, p in module.named_parameters():
+        reason = _unusable(p)
+        if not reason and p.numel() and places.setdefault(p.data_ptr(), name) != name:
+            # Apart from the module, each would get values of its own, and the tie would be lost without a word.
+            reason = f"shares memory with {places[p.data_ptr()]!r}: assign the same torch.nn.Parameter to both"
+        if reason:
+            raise InputError(f"parameter {name!r} {reason}.")
+    if not any(p.numel() for p in module.parameters()):
+        raise InputError(
+            f"the model ({type(module).__name__}) has no parameters: there is nothing to train or unlearn."
+        )
+
+
+def _unusable(p: nn.Parameter) -> str:
+    if isinstance(p, UninitializedParameter) or p.is_meta:
+        return "has no values yet: give its layer all sizes, and build it on a real device"
+    if not p.is_floating_point():
+        return f"is {p.dtype}, and neither optimizers nor averages cover that: use real numbers, or make it a buffer"
+    if not p.requires_grad:
+        return "is frozen, and a federation trains every parameter: make it a buffer, or unfreeze it"
     return ""
 
 

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions and group normalisation of many clients in one kernel, for networks that know nothing of it.
+
+Inside `Rerouted()`, `conv2d`, `group_norm` and `norm_relu` under `vmap` are carried out by the kernels of
+`engine.triton_kernels`: bfloat16 in, float32 sums inside, bfloat16 out. What the kernels do not cover goes the ordinary
+way. The plain-torch meaning of each is what torch itself does with one client after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from fedquit.layers import norm_relu
+
+CHANNELS = 16  # a kernel's tile is at least so deep
+LARGEST_GROUP = 32768  # numbers of one group of one image that a program can hold
+
+
+@cache
+def kernels_at_hand() -> bool:
+    """Whether there is a GPU that the kernels were written for, and Triton."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 8:
+        return False
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _last(x: Tensor) -> Tensor:
+    """(K, B, C, H, W) as (K, B, H, W, C) in memory; nothing moves where it lies so already."""
+    return x.permute(0, 1, 3, 4, 2).contiguous()
+
+
+def _first(x: Tensor) -> Tensor:
+    """The other way round, as a view."""
+    return x.permute(0, 1, 4, 2, 3)
+
+
+def _taps(w: Tensor) -> Tensor:
+    """(K, O, I, S, S) as (K, S * S, I, O), dense for each client; nothing moves where it lies so already."""
+    taps = w.permute(0, 3, 4, 2, 1)
+    return (taps if _dense(taps) else taps.contiguous()).flatten(1, 2)
+
+
+def _dense(taps: Tensor) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(taps.shape[1:]), reversed(taps.stride()[1:]), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class Room:
+    """A place for gradients that lies like the weights, so that a kernel writes each where the optimizer reads it."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights, self.gradients = weights, torch.zeros_like(weights)
+        self._claimed: set[int] = set()
+
+    def open(self) -> None:
+        """Before each step."""
+        self._claimed.clear()
+
+    def place(self, weight: Tensor) -> Tensor | None:
+        """Where the gradient of a weight belongs; None where it has been given away, or is no part of this."""
+        offset = int(weight.storage_offset())
+        if weight.untyped_storage().data_ptr() != self.weights.untyped_storage().data_ptr() or offset in self._claimed:
+            return None
+        self._claimed.add(offset)
+        return self.gradients.as_strided(weight.shape, weight.stride(), offset)
+
+
+class StackedConv(Function):
+    """Images (K, B, I, H, H) and weights (K, O, I, S, S): each client's images with its own weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, stride: int, room: Room | None) -> Tensor:  # noqa: ANN401 - torch's own
+        """One kernel."""
+        from fedquit.engine import triton_kernels as kernels
+
+        images, taps = _last(x), _taps(w)
+        short = -images.shape[-1] % CHANNELS
+        if short:  # the three colours of a first layer
+            images, taps = functional.pad(images, (0, short)), functional.pad(taps, (0, 0, 0, short))
+        ctx.save_for_backward(images, taps)
+        ctx.stride, ctx.size, ctx.channels, ctx.room = stride, w.shape[-1], w.shape[2], room
+        return _first(kernels.conv(images, taps, stride))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401
+        """Two kernels: the way back to the images, and to the weights."""
+        from fedquit.engine import triton_kernels as kernels
+
+        images, taps = ctx.saved_tensors
+        g, size = _last(gradients[0]), ctx.size
+        of_x = of_w = None
+        if ctx.needs_input_grad[0]:
+            of_x = _first(kernels.conv_back(g, taps, ctx.stride, images.shape[2]))[:, :, : ctx.channels]
+        if ctx.needs_input_grad[1]:
+            into = ctx.room.place(taps) if ctx.room else None
+            found = kernels.conv_weights(images, g, size, ctx.stride, into=into)[:, :, : ctx.channels]
+            of_w = found.unflatten(1, (size, size)).permute(0, 4, 3, 1, 2).to(taps.dtype)
+        return of_x, of_w, None, None
+
+
+class StackedNorm(Function):
+    """Group normalisation of (K, B, C, H, W) with weights (K, C), a shortcut, and ReLU."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        shortcut: Tensor | None,
+        groups: int,
+        eps: float,
+        relu: bool,
+        room: Room | None,
+    ) -> Tensor:
+        from fedquit.engine import triton_kernels as kernels
+
+        images, through = _last(x), None if shortcut is None else _last(shortcut)
+        if weight.stride() != bias.stride() or weight.stride(1) != 1:
+            weight, bias = weight.contiguous(), bias.contiguous()
+        out, mean, scale = kernels.norm(images, weight, bias, through, groups, eps, relu=relu)
+        ctx.save_for_backward(images, out, weight, bias, mean, scale)
+        ctx.groups, ctx.relu, ctx.shortcut, ctx.room = groups, relu, shortcut is not None, room
+        return _first(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102
+        from fedquit.engine import triton_kernels as kernels
+
+        images, out, weight, bias, mean, scale = ctx.saved_tensors
+        places: Any = (ctx.room.place(weight), ctx.room.place(bias)) if ctx.room else (None, None)
+        of_x, of_weight, of_bias, through = kernels.norm_back(
+            *(_last(gradients[0]), images, out, weight, bias, mean, scale, ctx.groups),
+            relu=ctx.relu,
+            shortcut=ctx.shortcut,
+            into=None if None in places else places,
+        )
+        of_shortcut = None if through is None else _first(through)
+        return (_first(of_x), of_weight, of_bias, of_shortcut, None, None, None, None)
+
+
+def _together(tensors: Sequence[Tensor | None], dims: Sequence[int | None], size: int) -> list[Tensor | None]:
+    """With the clients in front; what they share is repeated without a copy."""
+    out: list[Tensor | None] = []
+    for tensor, dim in zip(tensors, dims, strict=True):
+        if tensor is None:
+            out.append(None)
+        else:
+            out.append(tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0))
+    return out
+
+
+class Conv(Function):
+    """A convolution of one client, whose meaning under `vmap` is `StackedConv`."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, stride: int, room: Room | None) -> Tensor:  # noqa: D102
+        return _applied(StackedConv, x.unsqueeze(0), w.unsqueeze(0), stride, room).squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401, D102
+        pass
+
+    @staticmethod
+    def vmap(  # noqa: D102
+        info: Any,  # noqa: ANN401
+        in_dims: tuple[int | None, ...],
+        x: Tensor,
+        w: Tensor,
+        stride: int,
+        room: Room | None,
+    ) -> tuple[Tensor, int]:
+        if in_dims[1] is None:  # the same weights for all: one large batch
+            x = x.movedim(in_dims[0] or 0, 0)
+            done = _applied(StackedConv, x.flatten(0, 1).unsqueeze(0), w.unsqueeze(0), stride, None)
+            return done.squeeze(0).unflatten(0, x.shape[:2]), 0
+        images, weights = _together((x, w), in_dims[:2], info.batch_size)
+        return _applied(StackedConv, images, weights, stride, room), 0
+
+
+class Norm(Function):
+    """A normalisation of one client, whose meaning under `vmap` is `StackedNorm`."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        shortcut: Tensor | None,
+        groups: int,
+        eps: float,
+        relu: bool,
+        room: Room | None,
+    ) -> Tensor:
+        through = None if shortcut is None else shortcut.unsqueeze(0)
+        own = x.unsqueeze(0), weight.unsqueeze(0), bias.unsqueeze(0)
+        return _applied(StackedNorm, *own, through, groups, eps, relu, room).squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401, D102
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:  # noqa: ANN401, D102
+        tensors = _together(inputs[:4], in_dims[:4], info.batch_size)
+        return _applied(StackedNorm, *tensors, *inputs[4:]), 0
+
+
+def _single(value: int | Sequence[int]) -> int:
+    return value if isinstance(value, int) else value[0] if len(set(value)) == 1 else -1
+
+
+def _conv2d(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    room: Room | None = None,
+) -> Tensor:
+    size, step = w.shape[-1], _single(stride)
+    covered = (
+        bias is None
+        and x.dtype == w.dtype == torch.bfloat16
+        and x.dim() == 4
+        and x.shape[-1] == x.shape[-2]
+        and w.shape[-1] == w.shape[-2]
+        and size in (1, 3)
+        and step in (1, 2)
+        and x.shape[-1] % step == 0
+        and not isinstance(padding, str)
+        and _single(padding) == size // 2
+        and _single(dilation) == groups == 1
+        and w.shape[0] % CHANNELS == 0
+    )
+    if not covered:
+        return functional.conv2d(x, w, bias, stride, padding, dilation, groups)
+    return _applied(Conv, x, w, step, room)
+
+
+def _normed(
+    x: Tensor,
+    groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    shortcut: Tensor | None,
+    *,
+    relu: bool,
+    room: Room | None,
+) -> Tensor | None:
+    each = x.shape[1] // groups * x.shape[-1] * x.shape[-2] if x.dim() == 4 else 0
+    powers = x.dim() == 4 and all(n & (n - 1) == 0 for n in (each, x.shape[1] // groups))
+    if not (x.dtype == torch.bfloat16 and powers and 0 < each <= LARGEST_GROUP):
+        return None
+    return _applied(Norm, x, weight, bias, shortcut, groups, eps, relu, room)
+
+
+def _group_norm(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    room: Room | None = None,
+) -> Tensor:
+    done = None
+    if weight is not None and bias is not None:
+        done = _normed(x, groups, weight, bias, eps, None, relu=False, room=room)
+    return functional.group_norm(x, groups, weight, bias, eps) if done is None else done
+
+
+def _norm_relu(
+    x: Tensor,
+    groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    shortcut: Tensor | None = None,
+    *,
+    room: Room | None = None,
+) -> Tensor:
+    done = _normed(x, groups, weight, bias, eps, shortcut, relu=True, room=room)
+    return norm_relu(x, groups, weight, bias, eps, shortcut) if done is None else done
+
+
+def _applied(function: type[Function], *inputs: Any) -> Tensor:  # noqa: ANN401
+    done: Tensor = function.apply(*inputs)
+    return done
+
+
+class Rerouted(TorchFunctionMode):
+    """While it is active, the operations below go to the kernels."""
+
+    def __init__(self, room: Room | None = None) -> None:
+        super().__init__()
+        self._ways: dict[Any, Callable[..., Tensor]] = {
+            functional.conv2d: partial(_conv2d, room=room),
+            functional.group_norm: partial(_group_norm, room=room),
+            norm_relu: partial(_norm_relu, room=room),
+        }
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the operation returns
+        """Torch calls this for every operation; the mode is off inside."""
+        way: Callable[..., Any] = self._ways.get(func, func)
+        return way(*args, **(kwargs or {}))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network that reads characters and says, at every place, which one comes next."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedquit.errors import InputError
+
+
+def char_lstm(input_shape: tuple[int, ...], classes: int, *, embedding: int = 128, hidden: int = 256) -> nn.Module:
+    """An embedding, one LSTM layer and a linear: windows (T,) of tokens below `classes` to logits (T, classes)."""
+    if len(input_shape) != 1 or input_shape[0] < 1:
+        raise InputError(f"char_lstm needs windows of tokens, of shape (T,), not {tuple(input_shape)}: use cnn or mlp.")
+    if embedding < 1 or hidden < 1:
+        raise InputError(f"char_lstm has embedding={embedding} and hidden={hidden}: both must be 1 or more.")
+    return CharLstm(classes, embedding, hidden)
+
+
+class CharLstm(nn.Module):
+    """Begins as Keras' layers do by default."""
+
+    def __init__(self, classes: int, embedding: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(classes, embedding)
+        self.lstm = Lstm(embedding, hidden)
+        self.head = nn.Linear(hidden, classes)
+        nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
+        nn.init.xavier_uniform_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits (B, T, C) of windows (B, T)."""
+        logits: Tensor = self.head(self.lstm(self.embedding(x)))
+        return logits
+
+
+class Lstm(nn.Module):
+    """One layer, from (B, T, features) to (B, T, hidden), with one bias.
+
+    `torch.nn.LSTM` has two biases, and its fused kernels stand in the way of engines: `torch.func.vmap` runs them for
+    one client after the other, and cuDNN's cannot be differentiated twice. Here the recurrence is written out. The rows
+    of the weights are the input, forget, candidate and output gates.
+    """
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.kernel = nn.Parameter(nn.init.xavier_uniform_(torch.empty(4 * hidden, features)))
+        self.recurrent = nn.Parameter(nn.init.orthogonal_(torch.empty(4 * hidden, hidden)))
+        bias = torch.zeros(4, hidden)
+        bias[1] = 1.0  # so that it remembers at first
+        self.bias = nn.Parameter(bias.flatten())
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        return f"features={self.kernel.shape[1]}, hidden={self.hidden}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the layer has in mind at every step."""
+        arriving = functional.linear(x, self.kernel, self.bias)  # of all steps at once
+        mind = memory = arriving.new_zeros(len(x), self.hidden)
+        minds = []
+        for step in arriving.unbind(1):
+            i, f, g, o = (step + functional.linear(mind, self.recurrent)).chunk(4, -1)
+            memory = f.sigmoid() * memory + i.sigmoid() * g.tanh()
+            mind = o.sigmoid() * memory.tanh()
+            minds.append(mind)
+        return torch.stack(minds, 1)
