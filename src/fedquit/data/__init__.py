@@ -18,8 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedquit.core import ClientId
+from fedquit.data.cifar import cifar10, cifar100
+from fedquit.data.cub import cub200
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.partition import PARTITIONS, stream
+from fedquit.data.shakespeare import shakespeare
 from fedquit.errors import InputError
 from fedquit.names import imported, lookup, refuse_unknown_options
 
@@ -83,6 +86,10 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "fashion_mnist_mini": fashion_mnist_mini,
     "digits": digits,
     "synthetic": synthetic,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "cub200": cub200,
+    "shakespeare": shakespeare,
 }
 
 
