@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,97 @@ def test_the_table_by_hand() -> None:
     assert (free.runs, free.bytes_saved, free.failures) == (1, None, ("no",))
     assert math.isclose(free.gaps["forget_acc"], 40.0)
     assert isinstance(free, Line)
+
+
+def gaps_of(method: str, sizes: dict[tuple[int, int], float]) -> list[Outcome]:
+    """Runs whose forget accuracy lies so far above Retrain's."""
+    rows = {at: outcome(method, at[0], (90.0, 50.0, 50.0 + size), 50, 1.0) for at, size in sizes.items()}
+    return [dataclasses.replace(o, seed=seed) for (_, seed), o in rows.items()]
+
+
+def test_methods_are_compared_with_the_first_target_by_target() -> None:
+    targets = (1, 2, 3, 4)
+    found = gaps_of("a", {(t, 0): float(t) for t in targets})
+    found += gaps_of("worse", {(t, 0): t + size for t, size in zip(targets, (5.0, 6.0, 5.5, 5.2), strict=True)})
+    found += gaps_of("alike", {(t, 0): t + size for t, size in zip(targets, (5.0, -0.5, -0.5, -0.5), strict=True)})
+    for o in found:
+        o.at("recovered")["forget_js"] = {"a": 0.1, "worse": 0.3, "alike": 0.1}[o.method]
+    first, worse, alike = [line for line in summarised(found, ["a", "worse", "alike"], {}) if line.phase == "recovered"]
+    assert first.against_first == {}
+    pair = worse.against_first["forget_acc"]
+    assert pair["mean"] == pytest.approx(5.425)
+    half = 3.182446 * statistics.stdev((5.0, 6.0, 5.5, 5.2)) / 2  # Student's with three degrees of freedom
+    assert pair["low"] == pytest.approx(5.425 - half, abs=1e-4)
+    assert pair["high"] == pytest.approx(5.425 + half, abs=1e-4)
+    assert (pair["units"], pair["different"]) == (4, True)
+    assert alike.against_first["forget_acc"]["different"] is False
+    assert worse.against_first["test_acc"]["mean"] == 0.0
+    assert worse.against_first["forget_js"]["mean"] == pytest.approx(0.2)
+    assert "avg_gap" not in worse.against_first, "a run without the attacks has no average"
+
+
+def test_tug_of_war_is_taken_run_by_run_and_the_divergence_has_a_floor() -> None:
+    found = gaps_of("a", {(1, 0): 0.0, (2, 0): 40.0})
+    for o, apart in zip(found, (0.1, 0.3), strict=True):
+        for row in o.rows:
+            row["retain_acc"] = 70.0
+        o.at("recovered")["forget_js"] = apart
+    again = {(t, 0): {**found[0].at("retrained"), "forget_js": js} for t, js in ((1, 0.25), (2, 0.2))}
+    *_, floor, a = summarised(found, ["a"], again)
+    assert a.tug_of_war == pytest.approx((1.0 + 0.6) / 2)
+    assert a.tug_of_war_mia is None
+    assert a.gaps["forget_js"] == pytest.approx(0.2)
+    assert floor.gaps["forget_js"] == pytest.approx(0.225)
+    assert "forget_js" in a.inside_floor
+
+
+def test_seeds_of_one_target_are_not_counted_as_targets() -> None:
+    at = [(t, s) for t in (1, 2) for s in (0, 1, 2)]
+    found = gaps_of("a", dict.fromkeys(at, 1.0)) + gaps_of("b", {(t, s): 2.0 + s for t, s in at})
+    *_, b = summarised(found, ["a", "b"], {})
+    assert b.against_first["forget_acc"]["units"] == 2
+    assert b.against_first["forget_acc"]["mean"] == pytest.approx(2.0)
+    only = [o for o in found if o.target == 1]
+    *_, b = summarised(only, ["a", "b"], {})
+    assert b.against_first["forget_acc"]["units"] == 3, "with one target its seeds are all there is"
+    *_, b = summarised([o for o in only if o.seed == 0], ["a", "b"], {})
+    assert b.against_first == {}, "one run cannot be compared"
+    assert b.deviations == {}, "nor has it a spread"
+
+
+def test_the_report_of_a_comparison_says_what_was_compared_and_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.toml").write_text(
+        '[data]\nname = "synthetic"\npartition = "iid"\nclients = 3\n[train]\nrounds = 1\n[recover]\nmax_rounds = 1\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["compare", "r.toml", "--methods", "fedquit,natural,fukd", "--targets", "0,1", "--out", "c"]
+    monkeypatch.setattr("sys.argv", ["fedquit", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert "natural: forget gap" in capsys.readouterr().out
+    html = unescape((tmp_path / "c" / "report.html").read_text())
+    assert "Compared pairwise, target by target" in html
+    assert "less that of fedquit" in html
+    assert "What failed" in html
+    assert "(client 0, seed 0; client 1, seed 0)</span>: fukd needs data of the server's own" in html
+
+
+def test_a_comparison_in_which_all_fails_ends_with_a_report_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r.toml").write_text(
+        '[data]\nname = "synthetic"\npartition = "iid"\nclients = 3\n[train]\nrounds = 1\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedquit", "compare", "r.toml", "--methods", "fukd", "--out", "c"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    html = (tmp_path / "c" / "report.html").read_text()
+    assert "No run came through" in html
+    assert "fukd needs data of the server" in html
 
 
 def test_methods_and_targets_are_read_from_words() -> None:

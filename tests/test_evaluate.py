@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from fedquit.attacks import ATTACKS
 from fedquit.core import Params, Request
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.evaluate import BINS, SETS, Evaluation, accuracy
+from fedquit.runner import run
+from worlds import tiny
 
 
 class Given:
@@ -108,3 +112,21 @@ def test_the_price_of_forgetting_is_the_rise_of_the_retained_loss() -> None:
     x, y = who.examples("retain")
     losses = [float(torch.nn.functional.cross_entropy(x * s, y)) for s in (1.0, 3.0)]
     assert who.price_of_forgetting(scaled(1.0), scaled(3.0)) == pytest.approx(losses[1] - losses[0], rel=1e-6)
+
+
+def named_in_the_docs() -> set[str]:
+    """The first column of the table of fields."""
+    page = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text()
+    lines = page.partition("## A row of `results.json`")[2].splitlines()
+    return {name for line in lines if line.startswith("| `") for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
+
+
+def test_the_docs_name_every_field_of_a_row_and_no_other(tmp_path: Path) -> None:
+    everything = tiny(
+        request=[{"clients": [1]}, {"kind": "join", "clients": [1], "anew": True}],
+        recover={"until": "rounds", "max_rounds": 1, "budgets": [0.5]},
+        evaluate={"relearn": 1, "backdoor": 0.5, "backdoor_size": 2},
+    )
+    rows = run(everything, tmp_path / "run")["rows"]
+    assert {row["phase"] for row in rows} == {"original", "retrained", "unlearned", "recovered", "budget", "joined"}
+    assert named_in_the_docs() == {field for row in rows for field in row}

@@ -134,6 +134,18 @@ def test_an_lstm_in_double_precision_runs_in_kernels_that_torch_sees() -> None:
     assert found == pytest.approx(2 * 3 * (LSTM + 80 * 2 * 256 * 65), rel=0.003)  # no gradient of the first state
 
 
+def test_the_character_lstm_by_hand() -> None:
+    model, head = load_model("char_lstm", (80,), 65), 80 * 2 * 256 * 65
+    first = 2 * 4 * 256 * 256  # nobody needs the gradient of the first state
+    found = Flops(model, TEXT).step(Learn(), start_of(model), 16)
+    assert found == 16 * (3 * (LSTM + head) - first)
+
+
+def test_the_packaged_resnet18_by_hand() -> None:
+    model, stem = load_model("resnet18", (3, 32, 32), 100), 32 * 32 * 64 * 27
+    assert step_flops(model, Learn(), start_of(model), Shape((3, 32, 32)), 2) == 2 * 2 * (3 * resnet18_macs() - stem)
+
+
 class Looker(nn.Module):
     """Attention with 2 heads of 4 over 6 words, from embeddings of 8."""
 

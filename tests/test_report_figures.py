@@ -169,6 +169,137 @@ def test_the_floor_of_a_comparison_serves_its_runs(tmp_path: Path) -> None:
     assert "floor 21.0" not in (tmp_path / "r.html").read_text()
 
 
+PAIR = {
+    "mean": 3.0,
+    "low": 1.0,
+    "high": 5.0,
+    "bootstrap_low": 1.2,
+    "bootstrap_high": 4.4,
+    "units": 3,
+    "different": True,
+}
+MANY = {"models": 8.0, "klom": 2.5, "klom_floor": 1.25, "ulira_accuracy": 0.75, "rmia_tpr_at_1": 0.125}
+TOGETHER: dict[str, Any] = {
+    "schema": 1,
+    "first": "fedquit",
+    "table": [
+        {"method": "fedquit", "phase": "recovered", "against_first": {}, "references": MANY},
+        {
+            "method": "pga",
+            "phase": "recovered",
+            "against_first": {
+                "forget_acc": PAIR,
+                "avg_gap": PAIR | {"mean": -0.5, "low": -2.0, "high": 1.0, "different": False},
+                "retain_acc": PAIR | {"mean": -3.0, "low": -5.0, "high": -1.0},
+                "mia_yeom": "?",
+            },
+        },
+        3,
+    ],
+    "failed": [
+        {"method": "fukd", "target": 2, "seed": 0, "why": "it needs <data>"},
+        {"method": "fukd", "target": 3, "seed": 0, "why": "it needs <data>"},
+        {"method": "fused", "target": 3, "seed": 0, "why": "no"},
+        None,
+    ],
+    "runs": ["seed-0/client-2/fedquit", "seed-0/client-2/pga"],
+}
+
+
+def comparison(folder: Path, found: object, methods: tuple[str, ...] = ("fedquit", "pga", "left_over")) -> str:
+    """The page over a comparison; `left_over` is a run of an earlier one in the same folder."""
+    for method in methods:
+        store(folder / "seed-0/client-2" / method, lean(full(method)))
+    (folder / "comparison.json").write_text(json.dumps(found))
+    write_report([folder], folder / "r.html")
+    return (folder / "r.html").read_text()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_comparison_tells_its_pairs_and_calls_a_difference_one(tmp_path: Path) -> None:
+    html = comparison(tmp_path, TOGETHER)
+    found = table(html, "Compared pairwise, target by target")
+    assert found[0] == ["Method", "Avg. gap", "Retain", "Forget"]
+    assert found[1] == [
+        "pga",
+        "−0.5 −2.0 to +1.0 no difference",
+        "−3.0 −5.0 to −1.0 nearer",
+        "+3.0 +1.0 to +5.0 farther",
+    ]
+    said = text_of(html).replace("\u00a0", " ")
+    assert "The method’s gap to Retrain less that of fedquit, in points, with 95 % intervals" in said
+    assert "Two or three targets make wide intervals" in said
+    assert "left_over" not in html, "a comparison names its own runs"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_comparison_tells_what_many_models_say_beside_retrain(tmp_path: Path) -> None:
+    found = table(comparison(tmp_path, TOGETHER), "Over many models")
+    assert found[0] == ["Method", "KLoM", "U\u2011LiRA right (%)", "RMIA finds (%)"]
+    assert found[1] == ["fedquit", "2.50 Retrain 1.25", "75.0", "12.5"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_comparison_tells_what_failed_for_whom_and_why(tmp_path: Path) -> None:
+    said = text_of(comparison(tmp_path, TOGETHER))
+    assert "fukd (client 2, seed 0; client 3, seed 0) : it needs <data> fused (client 3, seed 0) : no" in said
+    only = comparison(tmp_path, TOGETHER | {"runs": [], "table": []})
+    assert "No run came through" in only
+    assert "it needs &lt;data&gt;" in only
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_one_target_is_said_to_be_too_few_to_compare(tmp_path: Path) -> None:
+    alone = comparison(tmp_path, {"first": "fedquit", "table": [], "runs": TOGETHER["runs"]})
+    assert "Over one target and one seed, methods cannot be compared pairwise" in alone
+    lone = comparison(tmp_path, {"first": "fedquit", "table": [], "runs": TOGETHER["runs"][:1]})
+    assert "cannot be compared" not in lone
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("odd", [{"runs": 3, "table": {"a": 1}, "failed": "x"}, [1], {"table": [{"against_first": 3}]}])
+def test_a_comparison_that_cannot_be_read_is_left_out(tmp_path: Path, odd: object) -> None:
+    html = comparison(tmp_path, odd)
+    assert "The comparison" not in html
+    assert "left_over" in html, "without a list, all runs that are there"
+
+
+def test_the_other_formats_keep_what_a_comparison_says(tmp_path: Path) -> None:
+    comparison(tmp_path, TOGETHER)
+    write_report([tmp_path], tmp_path / "r.json", "json")
+    (found,) = json.loads((tmp_path / "r.json").read_text())["comparisons"]
+    assert found["pairs"]["pga"]["forget_acc"]["low"] == 1.0
+    assert found["many"]["fedquit"]["klom"] == 2.5
+    assert [f["method"] for f in found["failed"]] == ["fukd", "fukd", "fused"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_other_distances_are_told_beside_what_retrain_gets(tmp_path: Path) -> None:
+    apart = full()
+    apart["rows"][1]["leakage_auc"] = 0.6
+    apart["rows"][3] |= {"leakage_auc": 0.75, "forget_js": 0.02, "relearn_ratio": 0.5, "floor": {"forget_js": 0.03}}
+    found = table(report(tmp_path, apart), "Other distances to Retrain")
+    assert found[0] == [
+        "Method",
+        "Tug\u2011of\u2011War",
+        "JS divergence",
+        "Two snapshots, AUC",
+        "Relearning, × Retrain",
+    ]
+    assert found[1][1:] == ["0.512", "0.020 floor 0.030: no difference", "0.750 Retrain 0.600", "0.500"], "0.8³"
+    assert table(report(tmp_path, full()), "Other distances to Retrain")[0] == ["Method", "Tug\u2011of\u2011War"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_backdoor_is_shown_where_there_is_one(tmp_path: Path) -> None:
+    planted = full()
+    for row, asr in zip(planted["rows"], (97.5, 3.0, 50.0, 4.0), strict=True):
+        row["backdoor_asr"] = asr
+    found = table(report(tmp_path, planted), "What an attacker can tell")
+    assert found[0][-1] == "Backdoor works"
+    assert [line[-1] for line in found[1:]] == ["97.5", "3.0", "50.0", "4.0"]
+
+
 def test_a_recovery_dearer_than_retrain_is_drawn_on_a_log_axis(tmp_path: Path) -> None:
     dear = full()
     for i, point in enumerate(dear["rows"][3]["curve"]):
@@ -379,7 +510,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     few = [one | {"clients": {str(c): [c, 3, 9 - c] for c in range(10)}} for one in few]
     few[0]["rows"][0]["true_logits"] = {"edges": [-2.0, 0.0, 2.0], "density": [0.1, 0.4]}
     many = [with_floor(full(f"method_{i % 2}", i % 3, float(i))) for i in range(7)]
-    return [report(tmp_path / "few", *few), report(tmp_path / "many", *many)]
+    return [report(tmp_path / "few", *few), report(tmp_path / "many", *many), comparison(tmp_path / "all", TOGETHER)]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to render with")
@@ -406,7 +537,7 @@ def test_a_browser_shows_every_figure_without_errors_or_overflow(tmp_path: Path,
     assert found, done.stdout[:2000]
     measured = json.loads(unescape(found[1]))
     assert {at["dark"] for at in measured} == {scheme == "dark"}
-    for at, wide, html in zip(measured, (390, 1280, 390, 1280), [pages[0]] * 2 + [pages[1]] * 2, strict=True):
+    for at, wide, html in zip(measured, (390, 1280) * 3, [page for page in pages for _ in range(2)], strict=True):
         assert at["wide"] <= wide
         assert at["least"] >= 10  # pixels: the figures' words can still be read
         assert at["seen"] == html.count("<figure ")

@@ -16,6 +16,7 @@ from fedquit.attacks.strength import FPRS, roc
 from fedquit.core import Model, Params, Request, Task
 from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.engine import Address, Examples, run_client
+from fedquit.metrics.backdoor import Trigger
 from fedquit.metrics.holdout import holdout_null
 from fedquit.metrics.leakage import leakage
 from fedquit.signals import Signals, js_divergence, signals
@@ -43,6 +44,7 @@ class Evaluation:
     request: Request
     attacks: Sequence[str] = ()
     seed: int = 0
+    trigger: Trigger | None = None  # the backdoor that the leaving clients planted, if they did
 
     def examples(self, name: Set) -> tuple[Tensor, Tensor]:
         """One of the sets."""
@@ -84,16 +86,19 @@ class Evaluation:
             "leakage_auc_low": leak.low,
             "leakage_auc_high": leak.high,
         }
-        if gold is not None:
-            measures["forget_js"] = float(js_divergence(self.model, after, gold, x).mean())
-        return measures
+        return measures | (self.distance(after, gold) if gold is not None else {})
+
+    def distance(self, one: Params, other: Params) -> dict[str, Any]:
+        """How far two models lie apart on the forget data."""
+        x, y = self.examples("forget")
+        return {"forget_js": float(js_divergence(self.model, one, other, x).mean())} if len(y) else {}
 
     def true_logits(self, params: Params) -> dict[str, Any]:
         """The density of the true class's logit on the forget data: what the teacher's v is measured against."""
         x, y = self.examples("forget")
         with torch.no_grad():
             logits = torch.cat([self.model(params, xs) for xs in x.split(500)])
-        found = logits.gather(-1, y.unsqueeze(-1)).double().flatten().numpy()
+        found = logits.gather(-1, y.unsqueeze(-1)).double().flatten().cpu().numpy()
         heights, edges = np.histogram(found, BINS, density=True)
         return {
             "true_logits": {
@@ -108,7 +113,8 @@ class Evaluation:
         curve = [accuracy(self.model, params, x, y)]
         for epoch in range(epochs):
             seed = Address(self.seed, "relearn", epoch).seed_for("server")
-            params = run_client(self.model, task, Examples.unmarked(x, y), {"start": params}, seed).params
+            mine = Examples.unmarked(x, y, self.data.dataset.look)
+            params = run_client(self.model, task, mine, {"start": params}, seed).params
             curve.append(accuracy(self.model, params, x, y))
         return curve
 
@@ -127,6 +133,8 @@ class Evaluation:
             measures["entropy"] = _densities({"forget": forget, "test": test})
         if forget and holdout:
             measures |= _against_holdout(forget, holdout)
+        if self.trigger:
+            measures["backdoor_asr"] = self.trigger.success(self.model, params, *self.examples("test"))
         return measures
 
     def _signals(self, name: Set, params: Params) -> Signals | None:

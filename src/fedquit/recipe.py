@@ -2,7 +2,7 @@
 """A recipe: everything that determines a run, as one short TOML file.
 
 The schema is the classes below: every key of the file is a field, and an unknown key is an error that names the nearest
-one. `extends = "other"` starts from another recipe (one level, no more); `--set key=value` changes single keys.
+one. `extends = "other"` starts from another recipe, which may extend one more; `--set key=value` changes single keys.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import dataclasses
 import math
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -26,6 +27,7 @@ from fedquit.method import Method
 from fedquit.names import imported, lookup, unknown
 
 Options = Mapping[str, Any]
+LEVELS = 2  # of recipes below a recipe: more, and nobody can say what a file amounts to
 T = TypeVar("T")
 
 
@@ -215,21 +217,29 @@ def _check(holds: bool, sentence: str) -> None:
 
 
 def packaged() -> list[str]:
-    """The names of the recipes that come with the package."""
-    folder = resources.files("fedquit") / "recipes"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    """The names of the recipes that come with the package: `demo`, `settings/cifar100-lda`, …"""
+    return sorted(_named(resources.files("fedquit") / "recipes"))
+
+
+def _named(folder: Traversable) -> Iterator[str]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from (f"{entry.name}/{name}" for name in _named(entry))
+        elif entry.name.endswith(".toml"):
+            yield entry.name.removesuffix(".toml")
 
 
 def load(where: str, settings: Sequence[str] = ()) -> Recipe:
     """Read a recipe from a file, or by the name of one that comes with the package; `settings` are key=value."""
     content = _read(where)
-    base = content.pop("extends", None)
-    if base is not None:
-        beside = Path(where).parent / str(base)
-        below = _read(str(beside) if beside.suffix == ".toml" else str(base))
-        if "extends" in below:
-            raise InputError(f"{where} extends {base}, which extends another: only one level is allowed.")
-        content = _merged(below, content)
+    at, chain = where, [where]
+    while (base := content.pop("extends", None)) is not None:
+        beside = Path(at).parent / str(base)
+        at = str(beside) if beside.suffix == ".toml" else str(base)
+        chain.append(at)
+        if len(chain) > LEVELS + 1:
+            raise InputError(f"{' extends '.join(chain)}: at most {LEVELS} recipes may lie below one; join some.")
+        content = _merged(_read(at), content)
     content.setdefault("request", [{}])
     for setting in sorted(settings, key=lambda s: not s.startswith("method.name=")):  # a new method, then its keys
         _set(content, setting)
@@ -238,12 +248,12 @@ def load(where: str, settings: Sequence[str] = ()) -> Recipe:
 
 def _read(where: str) -> dict[str, Any]:
     path = Path(where)
-    if path.suffix != ".toml":
+    if where in packaged():
+        text = (resources.files("fedquit") / "recipes" / f"{where}.toml").read_text(encoding="utf-8")
+    elif path.suffix != ".toml":
         if path.exists():
             raise InputError(f"the recipe {path} does not end in .toml: rename it.")
-        if where not in packaged():
-            raise unknown("recipe", where, packaged())
-        text = (resources.files("fedquit") / "recipes" / f"{where}.toml").read_text()
+        raise unknown("recipe", where, packaged())
     else:
         try:
             text = path.read_text(encoding="utf-8")

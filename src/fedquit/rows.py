@@ -10,10 +10,11 @@ from typing import Any
 
 from fedquit.core import Request, State
 from fedquit.evaluate import Evaluation
+from fedquit.files import read_json, write_json
 from fedquit.params import fingerprint
 from fedquit.recipe import Recipe
 from fedquit.session import Progress
-from fedquit.store import Kept, read_json, write_json
+from fedquit.store import Kept
 
 Row = dict[str, Any]
 Point = dict[str, float]
@@ -48,7 +49,8 @@ class RowMaker:
 
 def mean_row(rows: list[Row]) -> Row:
     """The first row, with the measures averaged over all (one, or the paper's three recoveries)."""
-    measures = [k for k in rows[0] if k.endswith(("_acc", "_loss")) or k.startswith(("auc", "mia_", "leakage"))]
+    kinds = ("auc", "mia_", "leakage", "tpr_at_", "entropy_ks", "forget_js", "backdoor_")
+    measures = [k for k in rows[0] if k.endswith(("_acc", "_loss")) or (k.startswith(kinds) and "_enough" not in k)]
     means = {k: sum(r[k] for r in rows) / len(rows) for k in measures if rows[0][k] is not None}
     return rows[0] | means | {"runs": len(rows)}
 

@@ -26,13 +26,14 @@ from fedquit.data.samples import choose_samples
 from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.evaluate import Evaluation
 from fedquit.fedavg import fedavg
+from fedquit.files import append_line, read_json, write_json
 from fedquit.membership import Membership
 from fedquit.meter import Metered
 from fedquit.metrics.relearn import relearn_time
 from fedquit.recipe import EventRecipe, Recipe
 from fedquit.rows import Recovery, Row, RowMaker, mean_curve, mean_row
 from fedquit.session import Event, Progress, Session, advance
-from fedquit.store import Journal, Kept, StateFile, append_line, locked, read_json, save_params, write_json
+from fedquit.store import Journal, Kept, StateFile, locked, save_params
 from fedquit.training import Attached, Reporter, Silent, driven, train
 from fedquit.world import World, open_world
 
@@ -60,6 +61,7 @@ def run(
         _claim(out, world)
         rows = list(serving.rows())
         results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
+        results["computed"] = {"device": _device_name(world.device), "precision": world.precision}
         results["clients"] = world.data.label_counts()
         write_json(out / "results.json", results)
     return results
@@ -69,8 +71,10 @@ def retrain_again(recipe: Recipe, cache: Path, *, reporter: Reporter | None = No
     """Retrain for the recipe's first request with another seed: how far two Retrains differ is the noise floor."""
     other = dataclasses.replace(recipe, seed=recipe.seed + FLOOR_SEED)
     found = retrained(other, cache, reporter or Silent(), "Retrain again: the noise floor")
-    row = RowMaker(evaluation_of(open_world(recipe)), recipe, 0, _request(recipe.request[0]))
-    return row("retrain", "retrained again", found)
+    gold = retrained(recipe, cache, Silent())
+    who = evaluation_of(open_world(recipe))
+    row = RowMaker(who, recipe, 0, _request(recipe.request[0]))
+    return row("retrain", "retrained again", found) | who.distance(found.state.params, gold.state.params)
 
 
 def retrained(recipe: Recipe, cache: Path, reporter: Reporter, title: str = "Retrain: from scratch") -> Progress:
@@ -89,7 +93,7 @@ def evaluation_of(world: World) -> Evaluation:
 def _claim(out: Path, world: World) -> None:
     """A folder belongs to one recipe, on one world: going on with another would mix two runs."""
     path = out / "recipe.json"
-    mine = {"recipe": world.recipe.to_dict(), "data and network": world.fingerprint()}
+    mine = {"recipe": _claimed(world), "data and network": world.fingerprint()}
     if not path.exists():
         write_json(path, mine)
         return
@@ -107,6 +111,11 @@ def _claim(out: Path, world: World) -> None:
         )
 
 
+def _claimed(world: World) -> dict[str, Any]:
+    """All that determines a run: of how it is computed, the precision alone."""
+    return world.recipe.to_dict() | {"engine": {"precision": world.precision}}
+
+
 def _differences(a: Any, b: Any, where: str = "") -> Iterator[str]:  # noqa: ANN401 - JSON is anything
     if isinstance(a, dict) and isinstance(b, dict):
         for key in a.keys() | b.keys():
@@ -119,6 +128,10 @@ def versions() -> dict[str, str]:
     """What the results were computed with."""
     packages = {name: metadata.version(name) for name in ("numpy", "scipy", "scikit-learn", "safetensors")}
     return {"fedquit": __version__, "python": platform.python_version(), "torch": torch.__version__, **packages}
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 @dataclass(frozen=True)
@@ -348,7 +361,7 @@ class _Serving:
 
 
 def _evaluation(world: World, data: FederatedData, request: Request) -> Evaluation:
-    return Evaluation(world.model, data, request, world.recipe.evaluate.attacks, world.recipe.seed)
+    return Evaluation(world.eyes, data, request, world.recipe.evaluate.attacks, world.recipe.seed, world.trigger)
 
 
 def _marked(event: EventRecipe, data: FederatedData, recipe: Recipe) -> FederatedData:

@@ -17,6 +17,7 @@ from fedquit.params import device_of, placed, require_finite, require_same_shape
 from fedquit.store import DiskMemory, Journal, StateFile
 
 Event = dict[str, object]
+CHEAP = 0.1  # seconds: what is stored faster is stored after every round
 
 
 def _ignore(_event: Event) -> None:
@@ -148,20 +149,27 @@ def advance(
     """Drive a phase: first where it stands (from disk, or `start`), then each further round once it is on disk.
 
     `meter` is what the steps ask their clients through; its costs are stored with the state, so that nothing is counted
-    twice or lost when a round is repeated.
+    twice or lost when a round is repeated. A large model in a phase that only simulates what can be simulated again
+    (no journal, a known number of rounds) is stored so seldom that storing it takes a tenth of the time.
     """
     meter = meter or Metered(session)
     state, seconds, costs = file.load() or (start, 0.0, {})
     state = _placed(state, device_of(start.params))
     meter.costs = Costs(**costs)
     yield Progress(state, seconds, meter.costs)
+    repeatable = rounds is not None and not session.journal
+    stored, cost = time.perf_counter(), 0.0
     while rounds is None or state.round < rounds:
         session.enter(phase, state.round)
         began = time.perf_counter()
         state = step(state)
         seconds += time.perf_counter() - began
         meter.settle(state)
-        file.save(state, seconds, asdict(meter.costs))
+        began = time.perf_counter()
+        if not repeatable or state.round == rounds or cost < CHEAP or began - stored > 10 * cost:
+            file.save(state, seconds, asdict(meter.costs))
+            stored = time.perf_counter()
+            cost = stored - began
         if session.journal:
             session.journal.clear()
         yield Progress(state, seconds, meter.costs)

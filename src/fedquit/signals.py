@@ -91,7 +91,7 @@ def js_divergence(model: Model, a: Params, b: Params, x: Tensor, batch_size: int
             log_m = torch.logaddexp(log_p, log_q) - math.log(2)
             js = (log_p.exp() * (log_p - log_m) + log_q.exp() * (log_q - log_m)).sum(-1) / 2
             found.append(_over_positions(js).clamp(0, math.log(2)).cpu())
-    return torch.cat(found).numpy().astype(np.float64)
+    return torch.cat(found).cpu().numpy().astype(np.float64)
 
 
 def _checked(logits: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from fedquit.core import Memory, Model, Params, Training
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.poison import plant, trigger_for
-from fedquit.engine import Address, Engine, Precision, Recordings, open_engine
+from fedquit.engine import Address, Engine, Precision, Recordings, open_engine, seeing
 from fedquit.errors import InputError
 from fedquit.flops import Flops, Shape
 from fedquit.method import Method
@@ -57,6 +57,11 @@ class World:
         """The engine that the recipe names, over this data."""
         spec = self.recipe.engine
         return open_engine(spec.name, self.model, data, homes, self.precision, spec.width, self.recordings)
+
+    @property
+    def eyes(self) -> Model:
+        """The network as it is evaluated."""
+        return seeing(self.model, self.precision, self.device)
 
     @property
     def device(self) -> torch.device:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from fedquit import __version__
-from fedquit.cli import listing, runs
+from fedquit.cli import bench, data, listing, runs
 from fedquit.cli.screen import err
 from fedquit.errors import FedquitError
 
@@ -23,6 +23,8 @@ app = typer.Typer(
 for command in (runs.demo, runs.run, runs.compare, runs.sweep, runs.report):
     app.command()(command)
 app.command(name="list")(listing.list_)
+app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

@@ -149,7 +149,7 @@ def compare(
     methods: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
     targets: Annotated[str, typer.Option(help="The clients that leave, one in each run.")] = "0",
     seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
-    references: Annotated[int, typer.Option(help="More seeds of each erasure: LiRA, U-LiRA, KLoM, epsilon.")] = 0,
+    references: Annotated[int, typer.Option(help="More seeds of each erasure: RMIA, LiRA, U-LiRA, KLoM, epsilon.")] = 0,
     settings: Settings = [],  # noqa: B006 - typer copies it
     cache: Cache = None,
     as_json: AsJson = False,
@@ -167,40 +167,38 @@ def compare(
         lines, outcomes = compare_methods(
             chosen, names, clients, seeds, out, overview=bars, cache=cache, references=references
         )
-    done = [o.folder for o in outcomes if not o.failure]
-    if done:
-        write_report(done, out / "report.html")
+    write_report([out], out / "report.html")
     if as_json:
-        typer.echo(json.dumps(to_dict(chosen, lines, outcomes)))
+        typer.echo(json.dumps(to_dict(chosen, lines, outcomes, out)))
     else:
         _print_comparison(chosen, lines, out)
     if any(o.failure for o in outcomes):
         raise typer.Exit(1)
 
 
+_COLUMNS = {
+    "test_acc": "test",
+    "retain_acc": "retain",
+    "forget_acc": "forget",
+    "mia_song_svc": "Song",
+    "mia_yeom": "Yeom",
+    "backdoor_asr": "backdoor",  # where a recipe planted one
+}
+
+
 def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
     title = f"{escape(recipe.title) or 'Comparison'}: in %, (gap to Retrain ± deviation)"
     table = Table(title=title, **LOOK)
     table.add_column("method", no_wrap=True)
-    for name in (
-        "test",
-        "retain",
-        "forget",
-        "Song",
-        "Yeom",
-        "Avg. gap",
-        "unlearned",
-        "rounds",
-        "bytes",
-        "epochs",
-        "FLOPs",
-    ):
+    shown = {m: head for m, head in _COLUMNS.items() if m != "backdoor_asr" or any(m in line.means for line in lines)}
+    heads = (*shown.values(), "Avg. gap", "unlearned", "rounds", "bytes", "epochs", "FLOPs")
+    for name in heads:
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
         if not line.means:
-            table.add_row(line.method, "failed", *[""] * 10)
+            table.add_row(line.method, "failed", *[""] * (len(heads) - 1))
             continue
-        cells = [_with_gap(line, m) for m in ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom")]
+        cells = [_with_gap(line, m) for m in shown]
         average = "" if line.avg_gap is None else f"{line.avg_gap:.1f}"
         before = f"{line.unlearned['test_acc']:.0f}/{line.unlearned['forget_acc']:.0f}" if line.unlearned else ""
         rounds = "" if line.recovery_rounds is None else f"{line.recovery_rounds:.1f}"
@@ -209,14 +207,57 @@ def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
     screen.print(table)
     screen.print("unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain.")
     screen.print("retrain again: another seed, the noise floor; a gap marked ≈ is no larger, hence no difference.")
-    for line in lines:
-        if line.references:
-            numbers = ", ".join(f"{name} {value:.3g}" for name, value in line.references.items())
-            screen.print(f"{line.method}: {numbers}", **PLAIN)
+    _print_paired(lines)
+    _print_references(lines)
     for line in lines:
         for why in line.failures:
             screen.print(f"[bold]{line.method}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
     screen.print(f"Report: {out / 'report.html'}\nTable: {out / 'comparison.json'}", **PLAIN)
+
+
+def _print_paired(lines: list[Line]) -> None:
+    """Whose gap in forget accuracy is larger than that of the first method, target by target."""
+    first = next((line.method for line in lines if line.phase == "recovered" and line.runs), "")
+    for line in lines:
+        found = line.against_first.get("forget_acc")
+        if found:
+            verdict = "a difference" if found["different"] else "not a difference"
+            interval = f"95 % interval {found['low']:+.1f} to {found['high']:+.1f}"
+            text = f"{line.method}: forget gap {found['mean']:+.1f} points against {first}'s ({interval}): {verdict}"
+            screen.print(text, **PLAIN)
+
+
+_MANY = {
+    "KLoM": ("klom", "{:.2f}"),
+    "F": ("forgetting_quality", "{:.2f}"),
+    "epsilon": ("epsilon", "{:.1f}"),
+    "U-LiRA right": ("ulira_accuracy", "{:.1%}"),
+    "U-LiRA": ("ulira_tpr_at_1", "{:.1%}"),
+    "LiRA AUC": ("lira_auc", "{:.3f}"),
+    "LiRA": ("lira_tpr_at_1", "{:.1%}"),
+    "RMIA AUC": ("rmia_auc", "{:.3f}"),
+    "RMIA": ("rmia_tpr_at_1", "{:.1%}"),
+}
+
+
+def _print_references(lines: list[Line]) -> None:
+    """What needs many models."""
+    known = [line for line in lines if line.references]
+    if not known:
+        return
+    table = Table(title=f"Over {known[0].references['models']:g} models of each kind, (Retrain in its place)", **LOOK)
+    table.add_column("method", no_wrap=True)
+    for head in _MANY:
+        table.add_column(head, justify="right", no_wrap=True)
+    for line in known:
+        cells = []
+        for name, form in _MANY.values():
+            floor = line.references.get(f"{name}_floor")
+            beside = f" ({form.format(floor)})" if floor is not None else ""
+            cells.append(form.format(line.references[name]) + beside)
+        table.add_row(line.method, *cells)
+    screen.print(table)
+    screen.print("U-LiRA, LiRA, RMIA: found at 1 % false alarms; U-LiRA right: 50 % cannot tell; F: 1 is alike.")
 
 
 def _with_gap(line: Line, metric: str) -> str:
@@ -225,7 +266,8 @@ def _with_gap(line: Line, metric: str) -> str:
     if metric not in line.gaps:
         return f"{line.means[metric]:.1f}"
     mark = "≈" if metric in line.inside_floor else ""
-    return f"{line.means[metric]:.1f} ({mark}{line.gaps[metric]:.1f}±{line.deviations[metric]:.1f})"
+    spread = f"±{line.deviations[metric]:.1f}" if metric in line.deviations else ""
+    return f"{line.means[metric]:.1f} ({mark}{line.gaps[metric]:.1f}{spread})"
 
 
 def _times(line: Line, saved: float | None) -> str:

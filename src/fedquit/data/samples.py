@@ -56,5 +56,5 @@ def choose_samples(
                 f"{fraction} of the {len(mine)} samples of client {client} is everything it has: "
                 "request the whole client instead, or a smaller fraction."
             )
-        chosen[client] = mine[select(data.y[mine], count, stream(seed, "samples", client))].sort().values
+        chosen[client] = mine[select(data.y[mine].cpu(), count, stream(seed, "samples", client))].sort().values
     return chosen

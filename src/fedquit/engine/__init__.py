@@ -9,7 +9,7 @@ from fedquit.core import Memory, Model
 from fedquit.data.federated import FederatedData
 from fedquit.engine.plan import Address
 from fedquit.engine.sequential import Ask, Engine, Examples, SequentialEngine, run_client
-from fedquit.engine.stacked import Precision, Recordings, StackedEngine
+from fedquit.engine.stacked import Precision, Recordings, StackedEngine, seeing
 from fedquit.names import lookup
 
 Open = Callable[[Model, FederatedData, Memory, Precision, int, Recordings], Engine]
@@ -66,4 +66,5 @@ __all__ = [
     "StackedEngine",
     "open_engine",
     "run_client",
+    "seeing",
 ]

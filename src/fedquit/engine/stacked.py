@@ -61,6 +61,11 @@ class Low:
             return self.model(low, x).float()
 
 
+def seeing(model: Model, precision: Precision, device: torch.device) -> Model:
+    """A network as it is evaluated: in the precision in which it was trained."""
+    return Low(model, (), device.type == "cuda" and kernels_at_hand()) if precision == "bf16" else model
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where each parameter lies in a client's row."""
@@ -130,16 +135,19 @@ class Schedule:
         """Take these clients' plans, in place."""
         steps, clients, batch = self.at.shape
         new = Schedule.empty(steps, clients, batch, self.u.shape[3:], self.variation.shape[-1])
-        for k, job in enumerate(jobs):
-            sizes = torch.tensor(job.plan.sizes, dtype=torch.long)
-            step = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-            place = step, k, torch.arange(len(step)) - (sizes.cumsum(0) - sizes)[step]
-            new.at[place] = job.own.at[job.plan.order]
-            new.share[place] = 1 / sizes.double()[step]
-            new.u[place] = job.plan.uniforms
-            new.fixed[place] = job.own.fixed[job.plan.order]
-            new.forget[place] = job.own.forget[job.plan.order]
-            new.variation[place] = job.plan.draws
+        batches = [(t, k, size) for k, job in enumerate(jobs) for t, size in enumerate(job.plan.sizes)]
+        step, row, sizes = torch.tensor(batches, dtype=torch.long).view(-1, 3).unbind(1)
+        first = sizes.cumsum(0) - sizes
+        which = torch.arange(len(sizes)).repeat_interleave(sizes)  # the batch of each example
+        place = step[which], row[which], torch.arange(len(which)) - first[which]
+        at = torch.cat([job.own.at[job.plan.order] for job in jobs])
+        new.at[step, row] = at[first].unsqueeze(-1)  # padding is an example of the same batch: a stranger's may overflow
+        new.at[place] = at
+        new.share[place] = 1 / sizes.double()[which]
+        new.u[place] = torch.cat([job.plan.uniforms for job in jobs])
+        new.fixed[place] = torch.cat([job.own.fixed[job.plan.order] for job in jobs])
+        new.forget[place] = torch.cat([job.own.forget[job.plan.order] for job in jobs])
+        new.variation[place] = torch.cat([job.plan.draws for job in jobs])
         for f in fields(self):
             getattr(self, f.name).copy_(getattr(new, f.name))
 

@@ -171,7 +171,7 @@ class Conv(Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: int, room: Room | None) -> Tensor:  # noqa: D102
-        return _applied(StackedConv, x.unsqueeze(0), w.unsqueeze(0), stride, room).squeeze(0)
+        raise NotImplementedError("only under vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401, D102
@@ -208,9 +208,7 @@ class Norm(Function):
         relu: bool,
         room: Room | None,
     ) -> Tensor:
-        through = None if shortcut is None else shortcut.unsqueeze(0)
-        own = x.unsqueeze(0), weight.unsqueeze(0), bias.unsqueeze(0)
-        return _applied(StackedNorm, *own, through, groups, eps, relu, room).squeeze(0)
+        raise NotImplementedError("only under vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401, D102
@@ -254,7 +252,9 @@ def _conv2d(
     )
     if not covered:
         return functional.conv2d(x, w, bias, stride, padding, dilation, groups)
-    return _applied(Conv, x, w, step, room)
+    if _mapped(x, w):
+        return _applied(Conv, x, w, step, room)
+    return _applied(StackedConv, x.unsqueeze(0), w.unsqueeze(0), step, None).squeeze(0)
 
 
 def _normed(
@@ -272,7 +272,10 @@ def _normed(
     powers = x.dim() == 4 and all(n & (n - 1) == 0 for n in (each, x.shape[1] // groups))
     if not (x.dtype == torch.bfloat16 and powers and 0 < each <= LARGEST_GROUP):
         return None
-    return _applied(Norm, x, weight, bias, shortcut, groups, eps, relu, room)
+    if _mapped(x, weight, bias):
+        return _applied(Norm, x, weight, bias, shortcut, groups, eps, relu, room)
+    own = x.unsqueeze(0), weight.unsqueeze(0), bias.unsqueeze(0), None if shortcut is None else shortcut.unsqueeze(0)
+    return _applied(StackedNorm, *own, groups, eps, relu, None).squeeze(0)
 
 
 def _group_norm(
@@ -302,6 +305,10 @@ def _norm_relu(
 ) -> Tensor:
     done = _normed(x, groups, weight, bias, eps, shortcut, relu=True, room=room)
     return norm_relu(x, groups, weight, bias, eps, shortcut) if done is None else done
+
+
+def _mapped(*tensors: Tensor) -> bool:
+    return any(torch._C._functorch.is_batchedtensor(t) for t in tensors)
 
 
 def _applied(function: type[Function], *inputs: Any) -> Tensor:  # noqa: ANN401

@@ -32,11 +32,20 @@ def places(shape: torch.Size, density: float, seed: int) -> Tensor:
 
 def adapted(base: Params, adapters: Params, density: float, seed: int) -> Params:
     """The model with its adapters added."""
+    return joined(base, adapters, where(base, adapters, density, seed))
+
+
+def where(base: Params, adapters: Params, density: float, seed: int) -> Params:
+    """The places of each adapter."""
+    return {a: places(base[a.removeprefix(ADAPTER)].shape, density, seed).to(v.device) for a, v in adapters.items()}
+
+
+def joined(base: Params, adapters: Params, at: Params) -> Params:
+    """The model with adapters added at these places."""
     out = dict(base)
     for adapter, values in adapters.items():
         name = adapter.removeprefix(ADAPTER)
-        at = places(base[name].shape, density, seed).to(values.device)
-        out[name] = base[name].reshape(-1).index_add(0, at, values).view_as(base[name])
+        out[name] = base[name].reshape(-1).index_add(0, at[adapter], values).view_as(base[name])
     return out
 
 
@@ -47,13 +56,18 @@ class TrainAdapters(Task):
     density: float = 0.1
     seed: int = 0
 
+    def prepare(self, model: Model, sent: Sent) -> Sent:
+        """Draw the places once: a step of many clients draws nothing."""
+        return {**sent, "places": where(sent["start"], sent["adapters"], self.density, self.seed)}
+
     def begin(self, sent: Sent) -> Params:
         """The adapters alone."""
         return sent["adapters"]
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
         """Cross-entropy of the adapted model."""
-        return cross_entropy(model(adapted(sent["start"], params, self.density, self.seed), batch.x), batch.y)
+        at = sent.get("places") or where(sent["start"], params, self.density, self.seed)
+        return cross_entropy(model(joined(sent["start"], params, at), batch.x), batch.y)
 
 
 @dataclass(frozen=True)

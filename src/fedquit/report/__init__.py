@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedquit.errors import StoreError
+from fedquit.files import write_atomic
 from fedquit.names import lookup
 from fedquit.report.export import to_csv, to_json, to_latex, to_md
 from fedquit.report.page import page
-from fedquit.report.reading import Run, load_results, open_runs, write_atomic
+from fedquit.report.reading import Found, load_results, opened
 
 __all__ = ["FORMATS", "load_results", "write_report"]
 
-FORMATS: dict[str, Callable[[Sequence[Run]], str]] = {
+FORMATS: dict[str, Callable[[Found], str]] = {
     "html": page,
     "csv": to_csv,
     "md": to_md,
@@ -30,10 +31,11 @@ FORMATS: dict[str, Callable[[Sequence[Run]], str]] = {
 def write_report(folders: Sequence[Path], out: Path, format: str = "html") -> None:
     """Write one file over these runs, whole or not at all.
 
-    The folder of a comparison stands for all its runs. `html` is the page; `csv` holds every row, `md` and `latex` the
-    table with the gaps to Retrain, `json` both.
+    The folder of a comparison stands for all its runs, and adds what it found out: paired comparisons, what needs many
+    models, and what failed. `html` is the page; `csv` holds every row, `md` and `latex` the table with the gaps to
+    Retrain, `json` all of it.
     """
     make = lookup(FORMATS, format, "format")
     if not folders:
         raise StoreError("a report needs at least one run: name its folder.")
-    write_atomic(out, make(open_runs(folders)).encode())
+    write_atomic(out, make(opened(folders)).encode())

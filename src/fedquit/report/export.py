@@ -7,9 +7,10 @@ import csv
 import io
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from fedquit.report.reading import GAPS, Row, Run
+from fedquit.report.reading import GAPS, Comparison, Found, Row, Run
 from fedquit.report.tables import grouped
 from fedquit.report.words import DASH
 
@@ -26,9 +27,9 @@ def _scalars(row: Row) -> dict[str, Any]:
     return found | {"clients": " ".join(map(str, row["clients"]))}
 
 
-def to_csv(runs: Sequence[Run]) -> str:
+def to_csv(found: Found) -> str:
     """Every row, one line each; a column for everything that some row has."""
-    rows = flat_rows(runs)
+    rows = flat_rows(found.runs)
     file = io.StringIO()
     heads = list(dict.fromkeys(["run", "method", "phase", "request", "clients", *(k for row in rows for k in row)]))
     writer = csv.DictWriter(file, heads, lineterminator="\n")
@@ -37,23 +38,29 @@ def to_csv(runs: Sequence[Run]) -> str:
     return file.getvalue()
 
 
-def to_json(runs: Sequence[Run]) -> str:
-    """Both tables."""
-    both = {"schema": 1, "summary": [group.summary() for group in grouped(runs)], "rows": flat_rows(runs)}
-    return json.dumps(both, indent=2, ensure_ascii=False) + "\n"
+def to_json(found: Found) -> str:
+    """Both tables, and what comparisons say beyond them."""
+    both = {"summary": [group.summary() for group in grouped(found.runs)], "rows": flat_rows(found.runs)}
+    said = [_said(comparison) for comparison in found.comparisons]
+    return json.dumps({"schema": 1, **both, "comparisons": said}, indent=2, ensure_ascii=False) + "\n"
 
 
-def to_md(runs: Sequence[Run]) -> str:
+def _said(found: Comparison) -> dict[str, Any]:
+    """What a comparison says; its floors and runs are in the other tables."""
+    return {k: v for k, v in asdict(found).items() if k not in ("floors", "runs")}
+
+
+def to_md(found: Found) -> str:
     """One line for each method, as a Markdown table."""
 
     def safe(text: str) -> str:
         return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
-    lines = [list(_HEADS), ["---", *["---:"] * (len(_HEADS) - 1)], *_lines(runs, safe)]
+    lines = [list(_HEADS), ["---", *["---:"] * (len(_HEADS) - 1)], *_lines(found.runs, safe)]
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", _NOTE, ""])
 
 
-def to_latex(runs: Sequence[Run]) -> str:
+def to_latex(found: Found) -> str:
     """One line for each method, as a LaTeX table."""
     special = {c: f"\\{c}" for c in "&%$#_{}"} | {
         "\\": r"\textbackslash{}",
@@ -68,7 +75,7 @@ def to_latex(runs: Sequence[Run]) -> str:
     def row(cells: Sequence[str]) -> str:
         return "  " + " & ".join(c.replace("±", r"$\pm$").replace(DASH, "--") for c in cells) + r" \\"
 
-    body = [row(line) for line in _lines(runs, safe)]
+    body = [row(line) for line in _lines(found.runs, safe)]
     start = [f"% {_NOTE}", r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(_HEADS) - 1)}}}"]
     head = [r"  \toprule", row([safe(h) for h in _HEADS]), r"  \midrule"]
     return "\n".join([*start, *head, *body, r"  \bottomrule", r"\end{tabular}", ""])

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedquit.report import figures, tables
 from fedquit.report.drawing import Drawn
-from fedquit.report.reading import PHASES, Part, Row, Run, mean_part, number
+from fedquit.report.reading import PHASES, Comparison, Failed, Found, Part, Row, Run, mean_part, number
 from fedquit.report.words import fixed, sentences, sentences_over, signed
 
 FEW = 3  # up to so many requests get their own two sentences
@@ -21,8 +21,9 @@ MANY = 6  # with more runs, figures show the mean of each method, and the runs a
 MOST = 16  # so many methods get figures of their own
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(found: Found) -> str:
     """All of it."""
+    runs = found.runs
     requests = [(run, part) for run in runs for part in run.requests]
     names, folders = _names(runs), {run.folder for run in runs}
     if len(requests) <= FEW:
@@ -40,7 +41,7 @@ def page(runs: Sequence[Run]) -> str:
         keep_trailing_newline=True,
     )
     return environment.get_template("report.html.j2").render(
-        title=names[runs[0]] if len(runs) == 1 else f"{len(runs)} runs",
+        title=names[runs[0]] if len(runs) == 1 else f"{len(runs) or 'no'} runs",
         short=short,
         glance=[
             _glance(run, part, f"run{i}", several=len(folders) != len(runs))
@@ -49,6 +50,7 @@ def page(runs: Sequence[Run]) -> str:
             if len(requests) > 1
         ],
         together=_together(runs, groups),
+        comparisons=[_compared(one, several=len(found.comparisons) > 1) for one in found.comparisons],
         methods=_methods(groups) if many else [],
         left_out=max(0, len(groups) - MOST) if many else 0,
         many=many,
@@ -90,8 +92,25 @@ def _together(runs: Sequence[Run], groups: Sequence[tables.Group]) -> dict[str, 
     drawn = [figures.radar(parts, "all-radar"), figures.over_v(runs, "all-v")]
     federations = {json.dumps(figures.label_counts(run.clients), sort_keys=True) for run in runs}
     drawn += [figures.labels_by_client(runs, "all-labels")] if len(federations) == 1 else []
-    shown = [tables.gaps(groups), tables.by_client(groups) if groups else None, tables.costs(groups)]
+    shown = [tables.gaps(groups), tables.distances(groups), tables.by_client(groups) if groups else None]
+    shown += [tables.costs(groups)]
     return {"figures": [d for d in drawn if d], "tables": [t for t in shown if t]}
+
+
+def _compared(found: Comparison, *, several: bool) -> dict[str, Any]:
+    """What a comparison adds to its runs."""
+    shown = [tables.pairwise(found), tables.many_models(found)]
+    title = f"The comparison {found.folder}" if several else "The comparison"
+    alone = shown[0] is None and len({run.rpartition("/")[2] for run in found.runs or ()}) > 1
+    return {"title": title, "tables": [t for t in shown if t], "alone": alone, "failed": _gathered(found.failed)}
+
+
+def _gathered(failed: Sequence[Failed]) -> list[dict[str, str]]:
+    """One entry for each method and reason."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for one in failed:
+        where.setdefault((one.method, one.why), []).append(one.where)
+    return [{"method": m, "why": why, "where": "; ".join(w for w in at if w)} for (m, why), at in where.items()]
 
 
 def _methods(groups: Sequence[tables.Group]) -> list[dict[str, Any]]:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,62 +55,138 @@ def _damaged(path: Path, why: str) -> StoreError:
     return StoreError(f"{path} is damaged ({why}): delete it and run the same recipe in its folder again.")
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """The store's own function would bring torch along."""
-    fresh = path.with_name(f".{path.name[:80]}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with fresh.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                fresh.unlink()
-            raise
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {path} ({error.strerror or error}): what was there is unchanged; free space or choose "
-            "another place, then try again."
-        ) from error
+@dataclass(frozen=True)
+class Failed:
+    """A method that did not come through, for whom, and why."""
+
+    method: str
+    where: str
+    why: str
 
 
-def open_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in these folders; the folder of a comparison stands for all its runs."""
-    found: list[Path] = []
+@dataclass(frozen=True)
+class Pair:
+    """By how much a method's gap exceeds that of the first method, over the same targets, with a 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    units: int  # so many targets, or seeds of one target
+    different: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison says beyond its runs."""
+
+    folder: str
+    first: str = ""  # the method that the others are paired with
+    pairs: Mapping[str, Mapping[str, Pair]] = field(default_factory=dict)  # by method and measure
+    many: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by method: what needs many models
+    failed: Sequence[Failed] = ()
+    floors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by method, "" for all
+    runs: Sequence[str] | None = None  # folders below its own; None: all that are there
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that a report is made of."""
+
+    runs: Sequence[Run]
+    comparisons: Sequence[Comparison] = ()
+
+
+def opened(folders: Sequence[Path]) -> Found:
+    """The runs in these folders; the folder of a comparison stands for all its runs, and for what it found out."""
+    places: list[Path] = []
+    comparisons = []
     for folder in folders:
         whole = (folder / "comparison.json").is_file() and not (folder / "results.json").exists()
-        inside = sorted(path.parent for path in folder.glob("seed-*/client-*/*/results.json")) if whole else []
-        found += inside or [folder]
-    floors: dict[Path, dict[str, dict[str, float]]] = {}
+        found = _comparison(folder) if whole else Comparison("")
+        inside = _inside(folder, found) if whole else []
+        comparisons += [found] if whole else []
+        places += inside if inside or found.failed else [folder]
+    return Found(_runs(places), comparisons)
+
+
+def _inside(folder: Path, found: Comparison) -> list[Path]:
+    if found.runs is not None:
+        return [folder / run for run in found.runs]
+    return sorted(path.parent for path in folder.glob("seed-*/client-*/*/results.json"))
+
+
+def _runs(folders: Sequence[Path]) -> list[Run]:
+    floors: dict[Path, Mapping[str, Mapping[str, float]]] = {}
     runs = []
-    for folder in found:
+    for folder in folders:
         here = folder.resolve()
         top = here.parents[2] if len(here.parents) > 2 else here
         beside = here.parent.name.startswith("client-") and here.parents[1].name.startswith("seed-")
         if beside and top not in floors:
-            floors[top] = _floors_of_comparison(top / "comparison.json")
+            floors[top] = _comparison(top).floors
         name = "/".join(here.parts[-3:]) if beside else here.name
         runs.append(Run(name, load_results(folder), floors.get(top, {}) if beside else {}))
     return runs
 
 
-def _floors_of_comparison(path: Path) -> dict[str, dict[str, float]]:
-    """The noise floor by method ("" for all), where a comparison measured one."""
+def _comparison(folder: Path) -> Comparison:
+    """What a comparison wrote; what cannot be read is left out."""
+    name = folder.resolve().name
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads((folder / "comparison.json").read_bytes())
     except (OSError, ValueError, RecursionError):
-        return {}
+        return Comparison(name)
     if not isinstance(found, dict):
-        return {}
-    floors = {"": _floor(found.get("floor"))}
+        return Comparison(name)
     table = found.get("table")
-    for line in table if isinstance(table, list) else []:
-        if isinstance(line, dict) and line.get("phase") == "floor":  # Retrain against Retrain with another seed
+    lines = [line for line in table if isinstance(line, dict)] if isinstance(table, list) else []
+    runs = found.get("runs")
+    return Comparison(
+        name,
+        str(found.get("first") or ""),
+        {str(line.get("method")): pairs for line in lines if (pairs := _pairs(line.get("against_first")))},
+        {str(line.get("method")): many for line in lines if (many := _numbers(line.get("references")))},
+        [f for one in _listed(found.get("failed")) if (f := _failed(one))],
+        _floors(found, lines),
+        [r for r in runs if isinstance(r, str)] if isinstance(runs, list) else None,
+    )
+
+
+def _listed(found: object) -> list[Any]:
+    return found if isinstance(found, list) else []
+
+
+def _failed(one: object) -> Failed | None:
+    if not isinstance(one, dict):
+        return None
+    where = ", ".join(f"{noun} {one[key]}" for noun, key in (("client", "target"), ("seed", "seed")) if key in one)
+    return Failed(str(one.get("method")), where, str(one.get("why")))
+
+
+def _pairs(found: object) -> dict[str, Pair]:
+    pairs = {}
+    for key, one in found.items() if isinstance(found, dict) else ():
+        if not isinstance(one, dict):
+            continue
+        mean, low, high = (number(one.get(k)) for k in ("mean", "low", "high"))
+        if mean is not None and low is not None and high is not None:
+            units = int(number(one.get("units")) or 0)
+            pairs[str(key)] = Pair(mean, low, high, units, one.get("different") is True)
+    return pairs
+
+
+def _numbers(found: object) -> dict[str, float]:
+    values = found.items() if isinstance(found, dict) else ()
+    return {str(k): n for k, v in values if (n := number(v)) is not None}
+
+
+def _floors(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The noise floor by method ("" for all), where a comparison measured one."""
+    floors = {"": _floor(found.get("floor"))}
+    for line in lines:
+        if line.get("phase") == "floor":  # Retrain against Retrain with another seed
             floors[""] = _floor(line.get("gaps"))
-        elif isinstance(line, dict):
+        else:
             floors[str(line.get("method"))] = _floor(line.get("floor"))
     return {name: floor for name, floor in floors.items() if floor}
 

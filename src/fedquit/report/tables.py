@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedquit.report.reading import GAPS, PHASES, Part, Run, mean
+from fedquit.report.reading import GAPS, PHASES, Comparison, Pair, Part, Run, mean
 from fedquit.report.words import DASH, NBSP, fixed, scaled, share, signed
 
 _ASIDE = ("title", "seed", "request", "engine", "method.name")  # in these, runs of one method may differ
@@ -219,7 +220,7 @@ def costs(groups: Sequence[Group]) -> Table | None:
 
 def exposure(part: Part) -> Table | None:
     """What somebody who holds the model can tell about the forget data."""
-    asked = ("tpr_at_0.01", "tpr_at_0.001", "auc", "mia_song_svc", "mia_yeom")
+    asked = ("tpr_at_0.01", "tpr_at_0.001", "auc", "mia_song_svc", "mia_yeom", "backdoor_asr")
     shown = [k for k in asked if any(part.get(phase, k) is not None for phase in PHASES)]
     if not shown:
         return None
@@ -229,7 +230,9 @@ def exposure(part: Part) -> Table | None:
         "auc": "AUC against hold-out",
         "mia_song_svc": "MIA Song",
         "mia_yeom": "MIA Yeom",
+        "backdoor_asr": "Backdoor works",
     }
+    planted = "backdoor_asr" in shown
     lines = []
     for phase, title in PHASES.items():
         if part.row(phase):
@@ -242,7 +245,9 @@ def exposure(part: Part) -> Table | None:
         lines,
         "Found: forget samples that the model gives away while that share of unseen data is taken for them; "
         "chance finds the same share. MIA: forget samples that the attack takes for training data. The closer to "
-        "Retrained, the better." + (" Few: fewer samples than that rate of false alarms needs." if scarce else ""),
+        "Retrained, the better."
+        + (" Few: fewer samples than that rate of false alarms needs." if scarce else "")
+        + (" Backdoor: test images of other classes that the planted trigger turns into its class." if planted else ""),
     )
 
 
@@ -277,6 +282,117 @@ def by_client(groups: Sequence[Group]) -> Table | None:
         ["Forgotten", "Retrain (%)", *(group.label for group in groups)],
         lines,
         "Means over seeds. Above zero something may be left, below zero the data is treated worse than unseen data.",
+    )
+
+
+def distances(groups: Sequence[Group]) -> Table | None:
+    """What else tells a method from Retrain, beyond the gaps that the paper reports."""
+    makers: dict[str, Callable[[Group], Cell]] = {
+        "Tug\u2011of\u2011War": lambda g: Cell(fixed(mean(map(_tug_of_war, g.parts)), 3)),
+        "JS divergence": lambda g: _beside(g, "forget_js", mean(p.floor.get("forget_js") for p in g.parts), "floor"),
+        "Two snapshots, AUC": lambda g: _beside(
+            g, "leakage_auc", mean(p.get("retrained", "leakage_auc") for p in g.parts), "Retrain"
+        ),
+        "Relearning, × Retrain": lambda g: _beside(g, "relearn_ratio", None, ""),
+    }
+    made = {head: [make(group) for group in groups] for head, make in makers.items()}
+    shown = {head: cells for head, cells in made.items() if any(cell.text != DASH for cell in cells)}
+    if not shown:
+        return None
+    lines = [Line(group.label, [cells[i] for cells in shown.values()]) for i, group in enumerate(groups)]
+    return Table(
+        "Other distances to Retrain",
+        "After recovery; means over requests",
+        ["Method", *shown],
+        lines,
+        "Tug-of-War: 1 is alike in forget, retain and test accuracy. JS divergence: between the predictions on the "
+        "forget data, in nats; the floor is that of two Retrains. Two snapshots: what somebody learns who holds the "
+        "model before and after; 0.5 is nothing, and Retrain gives away something as well."
+        + (" Relearning: below 1, knowledge was left." if "Relearning, × Retrain" in shown else ""),
+    )
+
+
+def _tug_of_war(part: Part) -> float | None:
+    gaps = [part.gap("recovered", key) for key in ("forget_acc", "retain_acc", "test_acc")]
+    known = [1 - abs(gap) / 100 for gap in gaps if gap is not None]
+    return math.prod(known) if len(known) == len(gaps) else None
+
+
+def _beside(group: Group, key: str, other: float | None, word: str) -> Cell:
+    value = mean(part.get("recovered", key) for part in group.parts)
+    inside = word == "floor" and value is not None and other is not None and value <= other
+    notes = (
+        () if value is None or other is None else (f"{word} {fixed(other, 3)}{': no difference' if inside else ''}",)
+    )
+    return Cell(fixed(value, 3), notes, inside)
+
+
+_PAIRED = {"avg_gap": "Avg. gap", **GAPS, "test_acc": "Test", "backdoor_asr": "Backdoor"}
+
+
+def pairwise(found: Comparison) -> Table | None:
+    """Every method against the first one, over the same targets."""
+    shown = {k: head for k, head in _PAIRED.items() if any(k in pairs for pairs in found.pairs.values())}
+    if not shown:
+        return None
+    lines = [Line(method, [_pair_cell(pairs.get(k)) for k in shown]) for method, pairs in found.pairs.items()]
+    most = max(pair.units for pairs in found.pairs.values() for pair in pairs.values())
+    few = " Two or three targets make wide intervals: take more before ranking methods." if most < 5 else ""
+    return Table(
+        "Compared pairwise, target by target",
+        f"The method’s gap to Retrain less that of {found.first}, in points, with 95{NBSP}% intervals",
+        ["Method", *shown.values()],
+        lines,
+        f"Above zero the method is farther from Retrain than {found.first}, below zero nearer. It is called a "
+        f"difference where neither Student’s interval (shown) nor a bootstrap one covers zero.{few}",
+    )
+
+
+def _pair_cell(pair: Pair | None) -> Cell:
+    if pair is None:
+        return Cell(DASH)
+    verdict = "no difference" if not pair.different else "farther" if pair.mean > 0 else "nearer"
+    interval = f"{signed(pair.low)} to {signed(pair.high)}"
+    return Cell(signed(pair.mean), (interval, verdict), not pair.different)
+
+
+_MANY = {
+    "klom": ("KLoM", 2, 1.0),
+    "klom_p95": (f"KLoM, 95{NBSP}%", 2, 1.0),
+    "forgetting_quality": ("Forgetting quality", 2, 1.0),
+    "epsilon": ("Epsilon", 1, 1.0),
+    "ulira_accuracy": ("U\u2011LiRA right (%)", 1, 100.0),
+    "ulira_tpr_at_1": ("U\u2011LiRA finds (%)", 1, 100.0),
+    "lira_auc": ("LiRA, AUC", 3, 1.0),
+    "lira_tpr_at_1": ("LiRA finds (%)", 1, 100.0),
+    "rmia_auc": ("RMIA, AUC", 3, 1.0),
+    "rmia_tpr_at_1": ("RMIA finds (%)", 1, 100.0),
+}
+
+
+def many_models(found: Comparison) -> Table | None:
+    """What needs many models of each kind: two procedures compared, not two models."""
+    shown = {k: v for k, v in _MANY.items() if any(k in many for many in found.many.values())}
+    if not shown:
+        return None
+    lines = []
+    for method, many in found.many.items():
+        cells = []
+        for key, (_, digits, times) in shown.items():
+            floor = many.get(f"{key}_floor")
+            notes = (f"Retrain {fixed(times * floor, digits)}",) if floor is not None else ()
+            cells.append(Cell(fixed(times * many[key], digits) if key in many else DASH, notes))
+        lines.append(Line(method, cells))
+    models = max(many.get("models", 0) for many in found.many.values())
+    return Table(
+        "Over many models",
+        f"{models:g} unlearned models against {models:g} Retrains, all of other seeds; means over targets",
+        ["Method", *(head for head, *_ in shown.values())],
+        lines,
+        "Below each number, what Retrain gets in the method’s place, where that is not known beforehand: the closer, "
+        f"the better. KLoM: 0 is alike. Forgetting quality: 1 is alike, 0 told apart. U-LiRA right: 50{NBSP}% cannot "
+        f"tell. Finds: at 1{NBSP}% false alarms. Retrain’s KLoM, forgetting quality and epsilon come from half as many "
+        "models of each kind, which makes them coarser.",
     )
 
 

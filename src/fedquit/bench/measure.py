@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every benchmark shares: a figure with its limit and its spread, and what it was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedquit.runner import versions
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number: the median of some repeats, and the most that it may be."""
+
+    name: str
+    unit: str
+    repeats: tuple[float, ...]
+    limit: float | None = None  # None: for information
+    note: str = ""  # how it was measured, where that is not plain
+
+    @property
+    def value(self) -> float:
+        """The median."""
+        return statistics.median(self.repeats)
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether it stays below its limit; None without one."""
+        return None if self.limit is None else self.value < self.limit
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        spread = {"lowest": min(self.repeats), "highest": max(self.repeats), "repeats": list(self.repeats)}
+        judged = {"limit": self.limit, "kept": self.kept, "note": self.note}
+        return {"name": self.name, "value": self.value, "unit": self.unit, **spread, **judged}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Some figures, and what they were measured on."""
+
+    title: str
+    figures: Sequence[Figure]
+    machine: dict[str, Any]
+
+    @property
+    def kept(self) -> bool:
+        """Whether every limit was kept."""
+        return all(figure.kept is not False for figure in self.figures)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        figures = [figure.to_dict() for figure in self.figures]
+        return {"schema": 1, "title": self.title, "machine": self.machine, "versions": versions(), "figures": figures}
+
+
+def seconds(work: Callable[[], object], repeats: int, device: torch.device | None = None) -> tuple[float, ...]:
+    """How long the work takes, each time; on a GPU until the last kernel is done."""
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        if device is not None and device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - start)
+    return tuple(found)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the figures were measured on, in general words, and how busy it was with other work."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found: dict[str, Any] = {"cpu_cores": cores, "threads": torch.get_num_threads(), "processor": platform.machine()}
+    found["load"] = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None  # over the last minute
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return found
