@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 EXTRAS := flower,transformers,dev
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo setup test test-core test-all check format clean
+.PHONY: demo setup test test-core test-all test-kernels check format clean
 
 demo: setup
 	$(BIN)/fedquit demo
@@ -26,6 +26,11 @@ test-all: setup
 test-core: $(VENV)-core/.ready
 	$(VENV)-core/bin/python -c "import importlib.util as u; assert not u.find_spec('flwr') and not u.find_spec('transformers')"
 	OMP_NUM_THREADS=1 $(VENV)-core/bin/python -m pytest -n auto -m "not slow and not flower and not transformers"
+
+# Triton's interpreter runs the GPU's kernels on a CPU, slowly; Triton alone is fetched, beside the environment.
+test-kernels: setup
+	test -d $(VENV)/kernels || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/kernels triton==3.9.0
+	PYTHONPATH=$(VENV)/kernels TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/engine/test_kernels.py
 
 check: setup
 	$(BIN)/ruff check

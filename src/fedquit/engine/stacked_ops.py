@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedquit.layers import norm_relu
 
+HALVES = (torch.bfloat16, torch.float16)
 CHANNELS = 16  # a kernel's tile is at least so deep
 LARGEST_GROUP = 32768  # numbers of one group of one image that a program can hold
 
@@ -238,7 +239,8 @@ def _conv2d(
     size, step = w.shape[-1], _single(stride)
     covered = (
         bias is None
-        and x.dtype == w.dtype == torch.bfloat16
+        and x.dtype == w.dtype
+        and x.dtype in HALVES
         and x.dim() == 4
         and x.shape[-1] == x.shape[-2]
         and w.shape[-1] == w.shape[-2]
@@ -270,7 +272,7 @@ def _normed(
 ) -> Tensor | None:
     each = x.shape[1] // groups * x.shape[-1] * x.shape[-2] if x.dim() == 4 else 0
     powers = x.dim() == 4 and all(n & (n - 1) == 0 for n in (each, x.shape[1] // groups))
-    if not (x.dtype == torch.bfloat16 and powers and 0 < each <= LARGEST_GROUP):
+    if not (x.dtype in HALVES and powers and 0 < each <= LARGEST_GROUP):
         return None
     if _mapped(x, weight, bias):
         return _applied(Norm, x, weight, bias, shortcut, groups, eps, relu, room)

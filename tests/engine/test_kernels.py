@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton kernels against plain torch: on a GPU, or on a CPU in Triton's interpreter (`make test-kernels`)."""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+pytest.importorskip("triton", reason="Triton is not installed: make test-kernels")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set: make test-kernels", allow_module_level=True)
+
+from fedquit.engine import triton_kernels as kernels
+from fedquit.engine.stacked_ops import Rerouted, Room
+from fedquit.models.resnet import BasicBlock
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter knows no bfloat16
+CLIENTS, BATCH = 2, 3
+SMALL = kernels.Tiles(16, 16, 16)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def last(x: Tensor) -> Tensor:
+    return x.detach().permute(0, 1, 3, 4, 2).contiguous()
+
+
+def first(x: Tensor) -> Tensor:
+    return x.permute(0, 1, 4, 2, 3)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("width", "channels", "out", "size", "stride"),
+    [(4, 16, 32, 3, 1), (8, 16, 32, 3, 2), (4, 16, 16, 1, 2), (5, 32, 16, 1, 1), (6, 16, 16, 3, 2)],
+)
+def test_a_convolution_with_weights_for_each_client_is_torchs_for_each(
+    width: int, channels: int, out: int, size: int, stride: int
+) -> None:
+    x = drawn(CLIENTS, BATCH, channels, width, width).requires_grad_()
+    w = drawn(CLIENTS, out, channels, size, size, seed=1).requires_grad_()
+    y = torch.stack([functional.conv2d(a, b, stride=stride, padding=size // 2) for a, b in zip(x, w, strict=True)])
+    g = drawn(*y.shape, seed=2)
+    of_x, of_w = torch.autograd.grad(y, (x, w), g)
+    taps = w.detach().permute(0, 3, 4, 2, 1).flatten(1, 2).contiguous()
+    close(first(kernels.conv(last(x), taps, stride, SMALL)), y.detach())
+    close(first(kernels.conv_back(last(g), taps, stride, width, SMALL)), of_x)
+    for split in (1, 2):
+        found = kernels.conv_weights(last(x), last(g), size, stride, SMALL, split)
+        close(found.unflatten(1, (size, size)).permute(0, 4, 3, 1, 2), of_w)
+        into = torch.zeros_like(taps)
+        kernels.conv_weights(last(x), last(g), size, stride, SMALL, split, into)
+        close(into, found)
+
+
+@pytest.mark.parametrize(("relu", "shortcut"), list(product((True, False), repeat=2)))
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_normalisation_shortcut_and_relu_are_torchs(relu: bool, shortcut: bool, groups: int) -> None:
+    if shortcut and not relu:
+        pytest.skip("no network has it")
+    channels = 8
+    x, s = (drawn(CLIENTS, BATCH, channels, 4, 4, seed=i).requires_grad_() for i in (0, 1))
+    rows = drawn(CLIENTS, 3 * channels, seed=2)  # weights and biases lie in rows, as in the engine
+    weight, bias = (rows[:, a : a + channels].detach().requires_grad_() for a in (0, channels))
+    y = torch.stack([functional.group_norm(x[k], groups, weight[k], bias[k]) for k in range(CLIENTS)])
+    y = y + s if shortcut else y
+    y = functional.relu(y) if relu else y
+    g = drawn(*y.shape, seed=3)
+    wanted = torch.autograd.grad(y, (x, weight, bias, *([s] if shortcut else [])), g)
+    w, b = weight.detach(), bias.detach()
+    out, mean, scale = kernels.norm(last(x), w, b, last(s) if shortcut else None, groups, 1e-5, relu=relu)
+    close(first(out), y.detach())
+    of_x, of_weight, of_bias, through = kernels.norm_back(
+        last(g), last(x), out, w, b, mean, scale, groups, relu=relu, shortcut=shortcut
+    )
+    close(first(of_x), wanted[0])
+    close(of_weight, wanted[1])
+    close(of_bias, wanted[2])
+    assert (through is None) == (not shortcut)
+    if through is not None:
+        close(first(through), wanted[3])
+
+
+def test_sgd_moves_the_parameters_and_their_copy() -> None:
+    rows, gradient, lr = drawn(2, 100), drawn(2, 100, seed=1), torch.tensor(0.3, dtype=torch.float64, device=DEVICE)
+    copy, wanted = torch.zeros_like(rows, dtype=HALF), rows - 0.3 * (gradient + 0.01 * rows)
+    kernels.sgd_(rows, copy, gradient, lr, 0.01)
+    close(rows, wanted)
+    assert torch.equal(copy, rows.to(HALF))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_rerouted_block_under_vmap_is_the_block_of_each_client(stride: int, twice: bool) -> None:
+    """In 16 bits, so to two digits; `twice` uses the same weights in two passes, whose gradients add up."""
+    block = BasicBlock(16, 16 if stride == 1 else 32, stride, 2).to(DEVICE)
+    names = [n for n, _ in block.named_parameters()]
+    weights = {n: torch.stack([p.detach() * f for f in (1.0, 0.7)]) for n, p in block.named_parameters()}
+    x = drawn(CLIENTS, BATCH, 16, 4, 4, seed=5)
+
+    def loss(params: dict[str, Tensor], images: Tensor) -> Tensor:
+        out = functional_call(block, params, (images,))
+        more = functional_call(block, params, (2 - images,)) if twice else out
+        found: Tensor = (out * out + more).float().mean()
+        return found
+
+    def gradients(room: Room | None, rows: dict[str, Tensor]) -> list[Tensor]:
+        leaves = {n: p.detach().requires_grad_() for n, p in rows.items()}
+        if room is None:
+            total = torch.stack([loss({n: p[k] for n, p in leaves.items()}, x[k]) for k in range(CLIENTS)]).sum()
+        else:
+            with Rerouted(room):
+                total = vmap(loss)(leaves, x.to(HALF)).sum()
+        return list(torch.autograd.grad(total, list(leaves.values())))
+
+    from fedquit.engine.stacked import Layout
+
+    layout = Layout({n: tuple(p.shape[1:]) for n, p in weights.items()}, convolutions_last=True)
+    flat = torch.zeros(CLIENTS, layout.starts[-1], dtype=HALF, device=DEVICE)
+    layout.fill(flat, weights)
+    room = Room(flat)
+    found = gradients(room, layout.views(flat))
+    layout.fill(room.gradients, dict(zip(names, found, strict=True)))
+    placed = layout.views(room.gradients)
+    for name, wanted in zip(names, gradients(None, weights), strict=True):
+        scale = float(wanted.abs().max())
+        assert float((placed[name].float() - wanted).abs().max()) < 0.05 * scale, name
