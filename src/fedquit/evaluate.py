@@ -19,7 +19,7 @@ from fedquit.engine import Address, Examples, run_client
 from fedquit.metrics.backdoor import Trigger
 from fedquit.metrics.holdout import holdout_null
 from fedquit.metrics.leakage import leakage
-from fedquit.signals import Signals, js_divergence, signals
+from fedquit.signals import Signals, in_batches, js_divergence, signals
 
 Set = Literal["test", "retain", "forget", "holdout"]
 SETS: tuple[Set, ...] = ("test", "retain", "forget", "holdout")
@@ -27,10 +27,10 @@ BINS = 40  # of the entropy densities
 POINTS = np.logspace(-4, 0, 81)  # false-positive rates at which a ROC is kept
 
 
-def accuracy(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int = 500) -> float:
+def accuracy(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int = 0) -> float:
     """In percent; for sequences, every position counts as one prediction."""
     with torch.no_grad():
-        parts = zip(x.split(batch_size), y.split(batch_size), strict=True)
+        parts = zip(in_batches(x, batch_size), in_batches(y, batch_size), strict=True)
         hits = sum(int((model(params, xs).argmax(-1) == ys).sum()) for xs, ys in parts)
     return 100 * hits / y.numel()
 
@@ -97,7 +97,7 @@ class Evaluation:
         """The density of the true class's logit on the forget data: what the teacher's v is measured against."""
         x, y = self.examples("forget")
         with torch.no_grad():
-            logits = torch.cat([self.model(params, xs) for xs in x.split(500)])
+            logits = torch.cat([self.model(params, xs) for xs in in_batches(x)])
         found = logits.gather(-1, y.unsqueeze(-1)).double().flatten().cpu().numpy()
         heights, edges = np.histogram(found, BINS, density=True)
         return {

@@ -67,26 +67,32 @@ class Signals:
         return Signals(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Signals)))
 
 
-def signals(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int = 500) -> Signals:
+def in_batches(examples: Tensor, size: int = 0) -> tuple[Tensor, ...]:
+    """As large as a device digests well, unless told: a GPU wants more at once."""
+    batches: tuple[Tensor, ...] = examples.split(size or (2000 if examples.is_cuda else 500))
+    return batches
+
+
+def signals(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int = 0) -> Signals:
     """What the model says about each of these examples."""
     if len(x) != len(y):
         raise InputError(f"there are {len(x)} examples but {len(y)} labels: give as many of each.")
     found: list[list[Tensor]] = []
     with torch.no_grad():
-        for xs, ys in zip(x.split(batch_size), y.split(batch_size), strict=True):
+        for xs, ys in zip(in_batches(x, batch_size), in_batches(y, batch_size), strict=True):
             found.append([part.cpu() for part in _of_logits(_checked(model(params, xs)), ys)])
     label, *rest = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
     return Signals(label.astype(np.int64), *(part.astype(np.float64) for part in rest))
 
 
-def js_divergence(model: Model, a: Params, b: Params, x: Tensor, batch_size: int = 500) -> Floats:
+def js_divergence(model: Model, a: Params, b: Params, x: Tensor, batch_size: int = 0) -> Floats:
     """Jensen and Shannon's divergence between two models' predictions, for each example, in nats: from 0 to ln 2.
 
     For a sequence, the mean over its positions.
     """
     found = []
     with torch.no_grad():
-        for xs in x.split(batch_size):
+        for xs in in_batches(x, batch_size):
             log_p, log_q = (_checked(model(params, xs)).log_softmax(-1) for params in (a, b))
             log_m = torch.logaddexp(log_p, log_q) - math.log(2)
             js = (log_p.exp() * (log_p - log_m) + log_q.exp() * (log_q - log_m)).sum(-1) / 2
