@@ -159,7 +159,7 @@ def test_a_fault_is_one_sentence_and_exit_code_2(
 def test_a_fault_reaches_the_shell_without_a_traceback(tmp_path: Path) -> None:
     done = fedquit("run", "dem", "--out", "x", where=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "error: unknown recipe 'dem': did you mean 'demo'? known are compare, demo.\n"
+    assert done.stderr == "error: unknown recipe 'dem': did you mean 'demo'? `fedquit list recipes` names them all.\n"
 
 
 def test_an_unknown_kind_of_list_names_the_right_ones(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedquit import __version__
+from fedquit.recipe import packaged
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,6 +41,8 @@ def test_the_wheel_holds_data_recipes_template_and_types(wheel: Path) -> None:
         names = set(archive.namelist())
     for name in ("py.typed", "data/fashion_mnist_mini.npz", "recipes/demo.toml", "templates/report.html.j2"):
         assert f"fedquit/{name}" in names
+    for recipe in packaged():
+        assert f"fedquit/recipes/{recipe}.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any("test" in name.split("/")[0] for name in names)
 

@@ -24,7 +24,9 @@ def written(folder: Path, text: str, name: str = "r.toml") -> str:
 def test_every_packaged_recipe_loads_and_reads_back_from_json(name: str) -> None:
     recipe = load(name)
     assert recipe.title
-    assert build(Recipe, json.loads(json.dumps(recipe.to_dict())), "recipe") == recipe
+    again = build(Recipe, json.loads(json.dumps(recipe.to_dict())), "recipe")
+    assert again.to_dict() == recipe.to_dict()
+    assert again.build_method() == recipe.build_method()
 
 
 def test_the_keys_of_method_are_the_fields_of_its_class(tmp_path: Path) -> None:
@@ -98,14 +100,18 @@ def test_settings_change_single_keys(tmp_path: Path) -> None:
     assert recipe.seed == 7
 
 
-def test_a_recipe_extends_another_by_one_level(tmp_path: Path) -> None:
+def test_a_recipe_extends_another_by_two_levels_at_most(tmp_path: Path) -> None:
     written(tmp_path, "seed = 3\n[train]\nrounds = 5\nlr = 0.5\n", "base.toml")
     recipe = load(written(tmp_path, 'extends = "base.toml"\n[train]\nrounds = 9\n'))
     assert (recipe.seed, recipe.train.rounds, recipe.train.lr) == (3, 9, 0.5)
     assert load(written(tmp_path, 'extends = "demo"\nseed = 5\n', "s.toml")).train == load("demo").train
-    written(tmp_path, 'extends = "base.toml"\n', "middle.toml")
-    with pytest.raises(InputError, match="only one level"):
-        load(written(tmp_path, 'extends = "middle.toml"\n', "top.toml"))
+    written(tmp_path, 'extends = "base.toml"\nseed = 4\n[train]\nlr = 0.25\n', "middle.toml")
+    recipe = load(written(tmp_path, 'extends = "middle.toml"\n[train]\nlr = 0.125\n', "top.toml"))
+    assert (recipe.seed, recipe.train.rounds, recipe.train.lr) == (4, 5, 0.125)
+    with pytest.raises(InputError, match=r"highest.toml extends .*top.toml extends .*at most 2 recipes"):
+        load(written(tmp_path, 'extends = "top.toml"\n', "highest.toml"))
+    with pytest.raises(InputError, match="at most 2"):
+        load(written(tmp_path, 'extends = "itself.toml"\n', "itself.toml"))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ one. `extends = "other"` starts from another recipe, which may extend one more; 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import tomllib
 import types
@@ -217,7 +218,7 @@ def _check(holds: bool, sentence: str) -> None:
 
 
 def packaged() -> list[str]:
-    """The names of the recipes that come with the package: `demo`, `settings/cifar100-lda`, …"""
+    """The names of the recipes that come with the package, such as `demo` and `settings/cifar100-lda`."""
     return sorted(_named(resources.files("fedquit") / "recipes"))
 
 
@@ -253,7 +254,7 @@ def _read(where: str) -> dict[str, Any]:
     elif path.suffix != ".toml":
         if path.exists():
             raise InputError(f"the recipe {path} does not end in .toml: rename it.")
-        raise unknown("recipe", where, packaged())
+        raise _unknown_recipe(where)
     else:
         try:
             text = path.read_text(encoding="utf-8")
@@ -263,6 +264,13 @@ def _read(where: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"the recipe {path} is not valid TOML: {error}.") from error
+
+
+def _unknown_recipe(name: str) -> UnknownNameError:
+    """There are too many to name them all."""
+    near = difflib.get_close_matches(name, packaged(), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UnknownNameError(f"unknown recipe {name!r}: {hint}`fedquit list recipes` names them all.")
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

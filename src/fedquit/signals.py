@@ -68,8 +68,8 @@ class Signals:
 
 
 def in_batches(examples: Tensor, size: int = 0) -> tuple[Tensor, ...]:
-    """As large as a device digests well, unless told: a GPU wants more at once."""
-    batches: tuple[Tensor, ...] = examples.split(size or (2000 if examples.is_cuda else 500))
+    """As large as a device digests well, unless told: a GPU wants more at once, a CPU no more than its caches hold."""
+    batches: tuple[Tensor, ...] = examples.split(size or (2000 if examples.is_cuda else 128))
     return batches
 
 

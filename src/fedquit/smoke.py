@@ -27,8 +27,8 @@ from fedquit.recipe import DataRecipe, EventRecipe, ModelRecipe, Recipe
 STAYING = 2  # clients beside those that a request names
 EXAMPLES, TEST_EXAMPLES = 5, 4  # of each client, and of the test set
 BATCH = 3  # so that a client takes more than one step
-PART = 0.25  # of so few examples, where a recipe sets some apart
-LARGEST = 64  # pixels a side of made-up photographs: a step at 224 takes ResNet-18 many seconds
+PART = 0.35  # of so few examples, where a recipe sets some apart
+LARGEST = 64  # pixels a side that a network reads: a step at 224 takes ResNet-18 many seconds
 LETTERS = 65  # of Tiny Shakespeare
 CIFARS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 
@@ -90,15 +90,17 @@ def _data(spec: DataRecipe, clients: int) -> DataRecipe:
 def images(
     *, like: str, examples: int, size: int | None = None, augment: bool = True, test_crop: str = "resized"
 ) -> Dataset:
-    """Random pixels, stored, labelled and made ready as those of CIFAR-10, CIFAR-100 or, at most 64x64, CUB-200."""
+    """Random pixels, stored and made ready as those of CIFAR-10, CIFAR-100 or CUB-200, read at 64x64 at most."""
     if like == "cub200":
         side, classes = min(size or LARGEST, LARGEST), Birds().classes
         look = Pixels(IMAGENET_MEAN, IMAGENET_STD, vary="resized-crop-flip" if augment else "none")
     else:
         kind = lookup(CIFARS, like, "kind of images")
-        side, classes, network = SIDE, kind.classes, size or SIDE
-        resized, vary = (0, "rotate-pad-crop-flip") if network == SIDE else (network, "enlarge-crop-flip")
-        look = Pixels(kind.mean, kind.std, size=resized, vary=vary if augment else "none")  # type: ignore[arg-type]
+        side, classes = SIDE, kind.classes
+        look = Pixels(kind.mean, kind.std, vary="rotate-pad-crop-flip" if augment else "none")
+        if size not in (None, SIDE):
+            read = min(size or SIDE, LARGEST)
+            look = Pixels(kind.mean, kind.std, size=read, vary="enlarge-crop-flip" if augment else "none")
     draw = torch.Generator().manual_seed(0)
 
     def drawn(count: int) -> tuple[Tensor, Tensor]:
@@ -109,7 +111,7 @@ def images(
 
 
 def text(*, examples: int, window: int = 80, clients: int | None = None) -> Dataset:
-    """Windows of random characters, each with the next one as its target; `clients` is the length of nothing here."""
+    """Windows of random characters, each with the next one as its target; there is no text to cut for `clients`."""
     draw = torch.Generator().manual_seed(0)
 
     def drawn(count: int) -> tuple[Tensor, Tensor]:
@@ -123,8 +125,7 @@ def few(*, of: str, options: dict[str, object], examples: int, folder: str | Pat
     """A few examples of another data set, spread evenly over it."""
     whole = load_dataset(of, folder=folder, **options)
     at, test_at = _spread(len(whole.y), examples), _spread(len(whole.test_y), TEST_EXAMPLES)
-    parts = {"x": whole.x[at], "y": whole.y[at], "test_x": whole.test_x[test_at], "test_y": whole.test_y[test_at]}
-    return replace(whole, **parts)
+    return Dataset(whole.x[at], whole.y[at], whole.test_x[test_at], whole.test_y[test_at], whole.classes, whole.look)
 
 
 def _spread(whole: int, count: int) -> Tensor:

@@ -28,8 +28,9 @@ def list_(
     if as_json:
         typer.echo(json.dumps(names))
         return
+    width = max(map(len, names))
     for name, line in names.items():
-        typer.echo(f"{name:<22} {line}")
+        typer.echo(f"{name:<{width}}  {line}")
 
 
 def _names(kind: str) -> dict[str, str]:

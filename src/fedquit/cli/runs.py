@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedquit.cli.options import Cache, on_a_recipe
 from fedquit.cli.screen import LOOK, PLAIN, AsJson, Bars
 from fedquit.cli.screen import out as screen
 
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     from fedquit.compare import Line
     from fedquit.recipe import Recipe
     from fedquit.sweep import Sweep
-
-RecipeName = Annotated[str, typer.Argument(help="A .toml file, or the name of a recipe that comes with the package.")]
-Settings = Annotated[list[str], typer.Option("--set", help="Change a key: --set method.lr=3e-4")]
-Cache = Annotated[Path | None, typer.Option(help="Where trained federations are kept; beside --out unless given.")]
 
 
 def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) -> None:
@@ -67,17 +64,15 @@ def _say_price(rows: list[dict[str, Any]]) -> None:
             screen.print(f"Price of forgetting: {price:+.3f} in the retained clients' loss.", highlight=False)
 
 
+@on_a_recipe
 def run(
-    recipe: RecipeName,
+    recipe: Recipe,
     out: Annotated[Path, typer.Option(help="The folder of the run; the same command goes on where it stopped.")],
-    settings: Settings = [],  # noqa: B006 - typer copies it
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
     """Carry out a recipe: train, take the request, retrain for comparison, unlearn, recover."""
-    from fedquit.recipe import load
-
-    _carry_out(load(recipe, settings), out, cache, as_json=as_json)
+    _carry_out(recipe, out, cache, as_json=as_json)
 
 
 def demo(
@@ -104,23 +99,21 @@ def report(
     typer.echo(json.dumps({"report": str(out)}) if as_json else f"Report: {out}")
 
 
+@on_a_recipe
 def sweep(
-    recipe: RecipeName,
+    recipe: Recipe,
     out: Annotated[Path, typer.Option(help="The folder of the sweep; one run for each rate lies below it.")],
     lr: Annotated[str, typer.Option(help="Rates to try, with commas between.")] = "1e-5,3e-5,1e-4,3e-4,1e-3",
     rounds: Annotated[int, typer.Option(help="Recovery rounds before the comparison.")] = 1,
-    settings: Settings = [],  # noqa: B006 - typer copies it
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose the unlearning rate without a Retrain: compare the forget data with the client's own holdout."""
-    from fedquit.recipe import load
     from fedquit.sweep import parse_rates, sweep_rates
 
-    chosen = load(recipe, settings)
-    _set_threads(chosen)
+    _set_threads(recipe)
     with Bars() as bars:
-        found = sweep_rates(chosen, parse_rates(lr), rounds, out, cache=cache, reporter=bars)
+        found = sweep_rates(recipe, parse_rates(lr), rounds, out, cache=cache, reporter=bars)
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
     else:
@@ -143,35 +136,33 @@ def _print_sweep(found: Sweep, rounds: int) -> None:
     screen.print(f"{taken}{found.reason}.", highlight=False)
 
 
+@on_a_recipe
 def compare(
-    recipe: RecipeName,
+    recipe: Recipe,
     out: Annotated[Path, typer.Option(help="The folder of the comparison; the same command goes on where it stopped.")],
     methods: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
     targets: Annotated[str, typer.Option(help="The clients that leave, one in each run.")] = "0",
     seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
     references: Annotated[int, typer.Option(help="More seeds of each erasure: RMIA, LiRA, U-LiRA, KLoM, epsilon.")] = 0,
-    settings: Settings = [],  # noqa: B006 - typer copies it
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
     """Run every method for several leaving clients and seeds, and print the table with the gaps to Retrain."""
     from fedquit.compare import chosen_methods, parse_targets, to_dict
     from fedquit.compare import compare as compare_methods
-    from fedquit.recipe import load
     from fedquit.report import write_report
 
-    chosen = load(recipe, settings)
-    _set_threads(chosen)
+    _set_threads(recipe)
     with Bars() as bars:
         names, clients = chosen_methods(methods), parse_targets(targets)
         lines, outcomes = compare_methods(
-            chosen, names, clients, seeds, out, overview=bars, cache=cache, references=references
+            recipe, names, clients, seeds, out, overview=bars, cache=cache, references=references
         )
     write_report([out], out / "report.html")
     if as_json:
-        typer.echo(json.dumps(to_dict(chosen, lines, outcomes, out)))
+        typer.echo(json.dumps(to_dict(recipe, lines, outcomes, out)))
     else:
-        _print_comparison(chosen, lines, out)
+        _print_comparison(recipe, lines, out)
     if any(o.failure for o in outcomes):
         raise typer.Exit(1)
 

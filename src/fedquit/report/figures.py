@@ -19,6 +19,7 @@ BUDGETS = (5, 10, 20, 25, 50)  # percent of Retrain's communication
 KINDS = (("forget_acc", "forget", FORGET, "o"), ("test_acc", "test", TEST, "s"))
 FPRS = (0.01, 0.001)
 _LOWEST = 1e-4  # the left and the lower edge of the ROC
+DOTS = 5_000  # at most, of who holds which labels: each takes half a kilobyte
 
 
 def _shortened(text: str, most: int = 44) -> str:
@@ -368,11 +369,14 @@ def labels_by_client(runs: Sequence[Run], name: str) -> Drawn | None:
     """Which client holds how many samples of which label; the runs share one federation."""
     counts = label_counts(runs[0].clients)
     labels = sorted({k for held in counts.values() for k in held}, key=lambda k: (len(k), k))
-    if not counts or len(counts) > 40 or len(labels) > 100:
+    dots = sum(n > 0 for held in counts.values() for n in held.values())
+    if not counts or len(counts) > 100 or dots > DOTS:
         return None
     leaving = {str(c) for run in runs for part in run.requests for c in part.rows[0]["clients"]}
     most = max(max(held.values()) for held in counts.values()) or 1.0
     clients = list(counts)
+    row = 0.26 if len(clients) <= 40 else 0.1  # inches
+    largest = 150 * (row / 0.26) ** 2
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -383,12 +387,13 @@ def labels_by_client(runs: Sequence[Run], name: str) -> Drawn | None:
                 for k, n in counts[c].items()
                 if (c in leaving) == mine and n
             ]
-            sizes = [4 + 150 * n / most for *_, n in at]
+            sizes = [4 + largest * n / most for *_, n in at]
             axes.scatter([x for x, *_ in at], [y for _, y, _ in at], s=sizes, color=colour, linewidth=0, label=label)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
         if len(labels) <= 12:
             axes.set_xticks(range(len(labels)), [_plain(k) for k in labels])
-        axes.set_yticks(range(len(clients)), [_plain(c) for c in clients], fontsize=10)
+        shown = range(0, len(clients), 1 if len(clients) <= 40 else 10)
+        axes.set_yticks(shown, [_plain(clients[k]) for k in shown], fontsize=10)
         axes.set_ylim(len(clients) - 0.4, -0.6)
         axes.set_xlabel("label")
         axes.set_ylabel("client")
@@ -402,7 +407,7 @@ def labels_by_client(runs: Sequence[Run], name: str) -> Drawn | None:
         )
     return Drawn(
         "Who holds which labels",
-        draw(name, paint, height=1.3 + 0.26 * len(clients)),
+        draw(name, paint, height=1.3 + row * len(clients)),
         f"Samples by client and label. {' '.join(told)}",
         f"A dot’s area is the number of samples; the largest stands for {most:g}.",
     )

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of all commands that work on a recipe: they are written down once, and joined to each command's own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from fedquit.cli.data import DataDir
+
+if TYPE_CHECKING:
+    from fedquit.recipe import Recipe
+
+Cache = Annotated[Path | None, typer.Option(help="Where trained federations are kept; beside --out unless given.")]
+
+
+def chosen(
+    recipe: Annotated[str, typer.Argument(help="A .toml file, or the name of a recipe that comes with the package.")],
+    settings: Annotated[list[str], typer.Option("--set", help="Change a key: --set method.lr=3e-4")] = [],  # noqa: B006 - typer copies it
+    data_dir: DataDir = None,
+    partition_file: Annotated[Path | None, typer.Option(help="Who gets which examples, as JSON; else a draw.")] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Try the recipe out: made-up data, a few clients, one round, seconds.")
+    ] = False,
+) -> Recipe:
+    """The recipe that these options choose."""
+    from dataclasses import replace
+
+    from fedquit.recipe import load
+    from fedquit.smoke import smoke as smallest
+
+    found = load(recipe, settings)
+    data = found.data
+    if data_dir is not None:
+        data = replace(data, folder=str(data_dir))
+    if partition_file is not None:
+        data = replace(data, partition="file", partition_file=str(partition_file))
+    found = replace(found, data=data)
+    return smallest(found) if smoke else found
+
+
+def on_a_recipe(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of `chosen` beside its own, from a function that takes the recipe itself first."""
+    shared, (_, *own) = _parameters(chosen), _parameters(command)
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:  # noqa: ANN401 - typer has checked them
+        command(chosen(**{p.name: given.pop(p.name) for p in shared}), **given)
+
+    called.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in (*shared, *own)}
+    return called
+
+
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+    """With their types in place of the names of these: those names mean nothing in another module."""
+    types = get_type_hints(function, localns={"Recipe": object}, include_extras=True)  # importing it takes seconds
+    found = inspect.signature(function).parameters.values()
+    return [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=types[p.name]) for p in found]

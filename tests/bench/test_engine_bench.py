@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""That the benchmarks of engines measure what they say; how fast anything is belongs in their output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedquit.bench import agree, rounds, scale, settings
+from fedquit.bench.measure import Bench
+from fedquit.bench.settings import RAGGED, Setting, Timed, digits, engine, noisy, plain
+from fedquit.cli import main
+from fedquit.core import Local, Params
+from fedquit.data.federated import FederatedData
+from fedquit.engine import stacked
+from fedquit.errors import InputError, UnknownNameError
+from fedquit.models import load_model
+from fedquit.params import fingerprint
+
+
+@pytest.fixture(scope="module")
+def small() -> Setting:
+    dataset = noisy(60, 4, test=40)
+    data = FederatedData(dataset, dict(enumerate(torch.arange(60).split([30, 20, 10]))))
+    model = load_model("cnn", dataset.shape, 4, look=dataset.look, width=4)
+    return Setting("small", data, model, model.init(0), Local(batch_size=10, lr=0.05), whole=2.0, note="scaled")
+
+
+def test_the_setting_of_the_digits_is_the_one_that_is_named() -> None:
+    found = digits()
+    assert [len(at) for at in found.data.train.values()] == [144] * 7 + [143] * 3
+    assert sum(p.numel() for p in found.start.values()) == 6_186
+    assert (found.local.batch_size, found.local.epochs, found.whole) == (32, 1.0, 1.0)
+
+
+def test_some_steps_of_the_large_setting_are_scaled_to_the_real_clients() -> None:
+    found = settings.cifar(torch.device("cpu"), steps=2, model="cnn")
+    steps = sum(-(-n // 32) for n in RAGGED)
+    assert all(len(at) == 64 for at in found.data.train.values())
+    assert found.whole == pytest.approx(steps / 20)
+    assert found.note == "scaled from 2 steps a client"
+
+
+def test_every_way_learns_and_the_figures_are_those_of_the_turns(
+    small: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ways = rounds.own_ways(small)
+    assert [n for n in ways if not n.startswith("plain loop")] == ["sequential engine", "auto engine (stacked)"]
+    clock = iter(range(1_000_000))
+    monkeypatch.setattr(settings.time, "perf_counter", lambda: float(next(clock)))  # every round takes a second
+    figures = rounds.compared(small, ways, turns=2, rounds=3, warm_up=1)
+    took = [f for f in figures if f.unit == "s a round"]
+    assert [f.repeats for f in took] == [(2.0, 2.0)] * len(ways), "twice as much work in the real setting"
+    assert all(f.repeats == (1.0, 1.0) for f in figures if f.unit == "x")
+    for way in ways.values():
+        assert fingerprint(way.params) != fingerprint(small.start)
+        assert isinstance(way, Timed)
+        assert way.done == 7
+    (apart,) = [f for f in figures if f.unit == "points"]
+    accuracies = [small.accuracy(w.params) for w in ways.values()]
+    assert apart.value == pytest.approx(max(accuracies) - min(accuracies))
+    rounds.drawn(Bench("t", figures, {}), tmp_path / "round.png")
+    assert (tmp_path / "round.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plain_loop_is_fedavg(small: Setting) -> None:
+    whole = Setting("", small.data, small.model, small.start, Local(batch_size=1000, lr=0.05))
+    still = FederatedData(noisy(60, 4, test=40), small.data.train)
+    look = type(still.dataset.look)(still.dataset.look.mean, still.dataset.look.std)  # type: ignore[attr-defined]
+    dataset = type(still.dataset)(still.x, still.y, still.dataset.test_x, still.dataset.test_y, 4, look)
+    whole = Setting("", FederatedData(dataset, still.train), small.model, small.start, whole.local)
+    ways = plain(whole, 1), engine(whole, "sequential", 1)  # one batch each, no augmentation: nothing is random
+    for way in ways:
+        way.rounds(1)
+    for name, p in ways[0].params.items():
+        torch.testing.assert_close(p, ways[1].params[name], rtol=1e-4, atol=1e-5)
+
+
+def test_peers_that_are_not_there_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'flower'"):
+        rounds.measured(peers=["flowers"])
+    with pytest.raises(InputError, match="at least one turn"):
+        rounds.measured(turns=0)
+
+
+def test_agreement_is_measured_for_every_engine_and_both_precisions() -> None:
+    found = agree.measured()
+    names = [f.name for f in found.figures]
+    engines = ("stacked", "threaded")
+    assert names == [f"{engine} engine, {dtype}" for dtype in ("float64", "float32") for engine in engines]
+    assert found.kept
+
+
+def test_disagreement_is_found_and_is_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(self: stacked.Work, row: int, job: stacked.Job, loss: float) -> stacked.Outcome:
+        params: Params = {n: p[0] * (1 + 1e-9) for n, p in self.layout.views(self.rows[row : row + 1]).items()}
+        return stacked.Outcome(params, self.task.answer(params, job.sent), self.task.keep(params, job.sent), loss)
+
+    monkeypatch.setattr(stacked.Work, "outcome", wrong)
+    monkeypatch.setattr(agree, "cases", lambda *a: {"one": _cases(*a)["training, sgd"]})
+    monkeypatch.setattr("sys.argv", ["fedquit", "bench", "agree", "--json", "--out", str(tmp_path / "made")])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads((tmp_path / "made" / "agree.json").read_text())
+    assert [f["kept"] for f in told["figures"]] == [False, True, True, True]
+
+
+_cases = agree.cases
+
+
+@pytest.mark.slow
+def test_a_thousand_clients_hold_few_replies_and_cost_a_line(tmp_path: Path) -> None:
+    found = scale.scaling(repeats=1, rounds=1)
+    held = {f.name: f.value for f in found.figures if f.unit == "replies"}
+    assert len(held) == 4
+    assert max(held.values()) <= 20 == min(held.values())
+    scale.drawn(found, tmp_path / "scale.png")
+    assert (tmp_path / "scale.png").exists()
+
+
+def test_unlearning_is_scaled_from_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    little = settings.cifar(torch.device("cpu"), steps=1, model="cnn")
+    monkeypatch.setattr(scale, "chosen_setting", lambda *_: little)
+    monkeypatch.setattr(scale, "seconds", lambda work, n, *_: [work()] and (1.0,) * n)
+    by = {f.name: f for f in scale.unlearning(repeats=1, steps=1, images=100).figures}
+    assert by["FedQUIT's unlearning round on 5,000 images"].value == 5_000 / 32
+    assert by["evaluating 60,000 images"].value == 600
+    assert by["evaluating 60,000 images"].note == "scaled from 100 images"
