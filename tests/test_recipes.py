@@ -76,7 +76,7 @@ def test_the_settings_are_those_of_the_paper_and_its_code(name: str) -> None:
     assert recipe.method_name == "fedquit"
     distill = recipe.build_method().distill  # type: ignore[attr-defined]
     assert (distill.teacher, distill.divergence) == ("min", "kl")
-    assert (distill.local.epochs, distill.local.batch_size) == (1.0, 32)
+    assert (distill.local.epochs, distill.local.batch_size) == (1.0, recipe.train.batch_size)
     assert distill.local.weight_decay == (0.004 if method.get("optimizer") == "adamw" else 0.0)
     assert recipe.recover.until == "retrained"
     assert recipe.model.options == ({"weights": "nvidia/mit-b0"} if model == "mit_b0" else {})
