@@ -96,7 +96,7 @@ def test_a_watcher_keeps_exactly_the_target_s_updates(tmp_path: Path) -> None:
 
 
 def test_the_server_trains_on_its_public_data_and_nothing_else(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "seam_methods:SubtractAndDistil"}))
+    world = open_world(tiny(method={"name": "seam_methods:SubtractAndDistil"}, engine={"name": "sequential"}))
     session, state, _ = served(world, tmp_path, Request((1,)))
     task = Imitate()
     found = session.run_at_server(task, start=world.initial, teacher=state.params)
@@ -134,11 +134,13 @@ def test_a_reply_may_hold_a_part_of_the_parameters(tmp_path: Path) -> None:
 
 
 def test_a_client_finds_at_home_what_it_kept_in_the_last_round(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "seam_methods:ClimbFromOwn"}))
+    world = open_world(tiny(method={"name": "seam_methods:ClimbFromOwn"}, engine={"name": "sequential"}))
     request = Request((1,))
     session, state, trained = served(world, tmp_path, request)
     own = session.engine.homes["1/own"]  # type: ignore[attr-defined]
-    shorter = open_world(tiny(train={"rounds": 2}, method={"name": "seam_methods:ClimbFromOwn"}))
+    shorter = open_world(
+        tiny(train={"rounds": 2}, method={"name": "seam_methods:ClimbFromOwn"}, engine={"name": "sequential"})
+    )
     before = train(shorter, world.data, tmp_path, request)
     mine = world.data.view(1, "all")
     expected, _ = run_client(

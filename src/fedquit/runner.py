@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import platform
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from fedquit.store import Journal, Kept, StateFile, locked, save_params
 from fedquit.training import Attached, Reporter, Silent, driven, train
 from fedquit.world import World, open_world
 
+log = logging.getLogger(__name__)
 SCHEMA = 1
 FLOOR_SEED = 1_000_003  # added to a seed for the second Retrain
 
@@ -56,6 +58,7 @@ def run(
     reporter = reporter or Silent()
     cache = cache or out.parent / "cache"
     world = open_world(recipe)
+    log.info("engine: %s on %s, %s (%s)", world.chosen.name, world.device, world.precision, world.chosen.why)
     serving = _Serving(world, out, cache, reporter, attached or {recipe.method_name: world.method})
     with locked(out):
         _claim(out, world)

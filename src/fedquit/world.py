@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -13,7 +14,7 @@ from fedquit.core import Memory, Model, Params, Training
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.poison import plant, trigger_for
-from fedquit.engine import Address, Engine, Precision, Recordings, open_engine, seeing
+from fedquit.engine import Address, Choice, Engine, Precision, Recordings, choose, open_engine, seeing
 from fedquit.errors import InputError
 from fedquit.flops import Flops, Shape
 from fedquit.method import Method
@@ -56,7 +57,13 @@ class World:
     def engine(self, data: FederatedData, homes: Memory) -> Engine:
         """The engine that the recipe names, over this data."""
         spec = self.recipe.engine
-        return open_engine(spec.name, self.model, data, homes, self.precision, spec.width, self.recordings)
+        name = self.chosen.name
+        return open_engine(name, self.model, data, homes, self.precision, spec.width, self.recordings)
+
+    @cached_property
+    def chosen(self) -> Choice:
+        """The engine, chosen once where the recipe leaves it open."""
+        return choose(self.recipe.engine.name, self.model, self.data, self.initial)
 
     @property
     def eyes(self) -> Model:

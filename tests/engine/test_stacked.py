@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import gc
 import logging
-import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from fedquit.core import SERVER, ClientId, Local, Memory, Model, Params, Reply, 
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.look import Pixels
 from fedquit.distillation import LOSSES
-from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine
+from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine, replay
 from fedquit.errors import RequestError
 from fedquit.fedavg import Learn
 from fedquit.methods import METHODS
@@ -99,9 +96,13 @@ EVERYBODY = (0, 1, 2, 3, 4, 5)
 
 
 def question(
-    task: Task, start: Params, clients: tuple[ClientId, ...] = EVERYBODY, split: Split = "all", **sent: Params
+    task: Task,
+    start: Params,
+    clients: tuple[ClientId, ...] = EVERYBODY,
+    split: Split = "all",
+    sent: Mapping[str, Params] | None = None,
 ) -> Ask:
-    return Ask(task, clients, split, {"start": start, **sent}, HERE)
+    return Ask(task, clients, split, {"start": start, **(sent or {})}, HERE)
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def test_every_task_gives_the_same(
     shift = {c: {m: {n: p + 0.01 * c for n, p in part.items()} for m, part in kept.items()} for c in EVERYBODY}
     homes = {f"{c}/{m}": part for c, parts in shift.items() for m, part in parts.items()}
     found = compare(
-        toy_model, ragged, question(case.task, toy_start, split=split, **case.sent(toy_start, other)), homes
+        toy_model, ragged, question(case.task, toy_start, split=split, sent=case.sent(toy_start, other)), homes
     )
     if split == "all" and case.task.local.epochs:
         assert len({fingerprint(r.params) for r in found}) == len(found), "clients differ"
@@ -165,7 +166,7 @@ def test_every_task_gives_the_same(
 
 def test_every_task_of_every_method_is_compared() -> None:
     found: set[type[Task]] = set()
-    kinds: list[type[Task]] = [Task]
+    kinds = [Task]
     while kinds:
         kinds += (below := kinds.pop().__subclasses__())
         found |= {k for k in below if k.__module__.startswith("fedquit.")}
@@ -249,7 +250,7 @@ def test_a_task_with_parameters_of_its_own(ragged: FederatedData) -> None:
 
 
 def test_work_at_the_server(toy_model: FunctionalModel, ragged: FederatedData, toy_start: Params) -> None:
-    ask = question(Imitate(LOCAL), toy_start, (SERVER,), teacher=toy_model.init(3))
+    ask = question(Imitate(LOCAL), toy_start, (SERVER,), sent={"teacher": toy_model.init(3)})
     (reply,) = compare(toy_model, ragged, ask)
     assert reply.examples == len(ragged.public) > 0
 
@@ -279,12 +280,13 @@ GREY = ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 @pytest.mark.parametrize("vary", ["none", "rotate-pad-crop-flip", "enlarge-crop-flip", "resized-crop-flip"])
 def test_bytes_that_are_made_ready_and_augmented(vary: Any) -> None:
     size = 12 if "crop-flip" in vary and not vary.startswith("rotate") else 0
-    data = bytes_world(Pixels(*GREY, size=size, vary=vary), (13, 4, 9))
+    look = Pixels(*GREY, size=size, vary=vary)
+    data = bytes_world(look, (13, 4, 9))
     model = load_model("cnn", data.dataset.shape, 4, dtype=torch.float64, look=data.dataset.look, width=4)
     start = model.init(0)
     varied = compare(model, data, question(Learn(LOCAL), start, (0, 1, 2)))
     compare(model, data, question(Distill(LOCAL), start, (0, 1, 2)))  # which sees them plain
-    plain = replace(data, dataset=replace(data.dataset, look=replace(data.dataset.look, vary="none")))
+    plain = replace(data, dataset=replace(data.dataset, look=replace(look, vary="none")))
     same = apart(varied[0].params, next(SequentialEngine(model, plain, {}).run(question(Learn(LOCAL), start))).params)
     assert (same < EXACT) == (vary == "none"), "the augmentation is seen"
 
@@ -342,7 +344,9 @@ def final(name: str, request: str, engine: str, where: Path, **train: Any) -> li
     return states
 
 
-@pytest.mark.parametrize("request_kind", REQUESTS)
+@pytest.mark.parametrize(
+    "request_kind", ["one client", pytest.param("several clients", marks=pytest.mark.slow), "samples"]
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_ends_at_the_same_parameters(name: str, request_kind: str, tmp_path: Path) -> None:
     try:
@@ -394,8 +398,10 @@ def test_out_of_memory_halves_the_width_and_goes_on_with_the_same_result(
         found = list(engine.run(ask))
     for reply, expected in zip(found, SequentialEngine(toy_model, ragged, dict(homes)).run(ask), strict=True):
         require_equal(reply, expected)
-    assert [r.message for r in caplog.records] == ["6 clients at once do not fit into memory: going on with 3.",
-                                                   "3 clients at once do not fit into memory: going on with 1."]
+    assert [r.message for r in caplog.records] == [
+        "6 clients at once do not fit into memory: going on with 3.",
+        "3 clients at once do not fit into memory: going on with 1.",
+    ]
     assert engine.width == 1
     model.seen.clear()
     list(engine.run(ask))
@@ -420,10 +426,49 @@ def test_replies_stream_and_no_more_than_the_width_are_held(
     for reply in engine.run(question(Learn(LOCAL), toy_start, clients)):
         alive.append(weakref.ref(next(iter(reply.params.values()))))
         del reply
-        gc.collect()
         most = max(most, sum(r() is not None for r in alive))
     assert most <= engine.width
     assert len(alive) == 20
+
+
+def prints(engine: StackedEngine, ask: Ask) -> list[str]:
+    return [fingerprint(r.params) for r in engine.run(ask)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("learn", "ascend", "adapters"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("learn both", "train head", "guide", "distill min kl")),
+    ],
+)
+def test_a_step_that_is_replayed_gives_the_same_bits(
+    toy_model: FunctionalModel, ragged: FederatedData, toy_start: Params, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, other = CASES[name], toy_model.init(seed=1)
+    homes = {f"{c}/{m}": part for c in EVERYBODY for m, part in case.homes(toy_start, other).items()}
+    asks = [
+        replace(question(case.task, start, sent=case.sent(start, other)), address=replace(HERE, round=r))
+        for r, start in enumerate((toy_start, other, toy_start))
+    ]
+    expected = [prints(StackedEngine(toy_model, ragged, dict(homes)), ask) for ask in asks]
+    monkeypatch.setattr(replay, "WORTH_IT", 1)
+    engine = StackedEngine(toy_model, ragged, dict(homes))
+    assert [prints(replace(engine, homes=dict(homes)), ask) for ask in asks] == expected
+    kinds = [kind for kind in engine.works.values() if isinstance(kind, replay.Replays)]
+    written = [steps.written for kind in kinds for steps in kind.by_shape.values()]
+    assert any(written) or not case.task.local.epochs
+
+
+def test_what_cannot_be_written_down_goes_on_as_before(
+    ragged: FederatedData, toy_model: FunctionalModel, toy_start: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(replay, "WORTH_IT", 1)
+    monkeypatch.setattr("torch.fx.experimental.proxy_tensor.make_fx", refuse)
+    compare(toy_model, ragged, question(Learn(LOCAL), toy_start))
 
 
 def test_nothing_that_was_sent_is_changed(toy_model: FunctionalModel, ragged: FederatedData, toy_start: Params) -> None:

@@ -129,7 +129,7 @@ def test_without_public_data_it_is_refused_before_any_training(tmp_path: Path) -
 
 
 def test_in_a_whole_run_it_distils_on_the_public_data_alone(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "fukd"}))
+    world = open_world(tiny(method={"name": "fukd"}, engine={"name": "sequential"}))
     session, state, what = served(world, tmp_path, Request((1,)))
     total = vec_like(state.params)
     for c in range(4):

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from fedquit.cli.data import DataDir
 from fedquit.cli.screen import LOOK, PLAIN, AsJson
 from fedquit.cli.screen import out as screen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fedquit.bench.measure import Bench, Figure
 
 app = typer.Typer(help="Measure how fast and how large, on this machine.", no_args_is_help=True)
 
 Out = Annotated[Path | None, typer.Option(help="Also write the figures there, as JSON.")]
+OutFolder = Annotated[Path | None, typer.Option(help="Also write JSON and a plot into this folder.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Repeats = Annotated[int, typer.Option(help="How often each is measured; the median counts.")]
 
@@ -42,6 +46,72 @@ def evaluation(
     from fedquit.bench.evaluation import Sizes, measured
 
     show(measured(device, repeats, Sizes(images=images, steps=steps, runs=runs)), out, as_json=as_json)
+
+
+@app.command(name="data")
+def data(data_dir: DataDir = None, repeats: Repeats = 3, out: Out = None, as_json: AsJson = False) -> None:
+    """What loading CIFAR-100 and holding a hundred clients takes, and what the input takes of a training step."""
+    from fedquit.bench.data import measured
+
+    show(measured(data_dir, repeats), out, as_json=as_json)
+
+
+@app.command(name="round")
+def round_(
+    device: Device = "cpu",
+    peers: Annotated[str, typer.Option(help="Other frameworks, with commas between: flower, pfl, fluke.")] = "",
+    turns: Annotated[int, typer.Option(help="How often each way has its turn.")] = 7,
+    steps: Annotated[int, typer.Option(help="On a CPU: steps a client of ResNet-18, from which to scale.")] = 10,
+    large: Annotated[bool, typer.Option(help="Also the ResNet-18.")] = True,
+    out: OutFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """How long a round of training takes: our engines, a plain loop and other frameworks, taking turns."""
+    from fedquit.bench.rounds import drawn, measured
+
+    others = [name.strip() for name in peers.split(",") if name.strip()]
+    _keep(measured(device, peers=others, turns=turns, steps=steps, large=large), "round", out, as_json, drawn)
+
+
+@app.command(name="unlearn")
+def unlearn(
+    device: Device = "cpu",
+    repeats: Repeats = 3,
+    steps: Annotated[int, typer.Option(help="On a CPU: steps of ResNet-18, from which to scale.")] = 10,
+    out: OutFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """What FedQUIT's unlearning round on 5,000 images and the evaluation of 60,000 take."""
+    from fedquit.bench.scale import unlearning
+
+    _keep(unlearning(device, repeats=repeats, steps=steps), "unlearn", out, as_json)
+
+
+@app.command(name="scale")
+def scale(device: Device = "cpu", repeats: Repeats = 3, out: OutFolder = None, as_json: AsJson = False) -> None:
+    """A thousand clients, a hundred a round: that the cost is a line in the work, and the server holds few replies."""
+    from fedquit.bench.scale import drawn, scaling
+
+    _keep(scaling(device, repeats=repeats), "scale", out, as_json, drawn)
+
+
+@app.command(name="agree")
+def agree(device: Device = "cpu", out: OutFolder = None, as_json: AsJson = False) -> None:
+    """That every engine computes what the sequential one does; exit code 1 where it does not."""
+    from fedquit.bench.agree import measured
+
+    _keep(measured(device), "agree", out, as_json)
+
+
+def _keep(
+    bench: Bench, name: str, out: Path | None, as_json: bool, drawn: Callable[[Bench, Path], None] | None = None
+) -> None:
+    """Show the figures; where a folder is given, write them there and draw them."""
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        if drawn is not None:
+            drawn(bench, out / f"{name}.png")
+    show(bench, out / f"{name}.json" if out is not None else None, as_json=as_json)
 
 
 def show(bench: Bench, out: Path | None, *, as_json: bool) -> None:

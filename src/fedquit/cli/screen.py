@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated, Any
 
@@ -27,6 +28,21 @@ LOOK: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": S
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+class News(logging.Handler):
+    """What the package reports beside its results, such as the engine it chose: each line once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print it."""
+        line = record.getMessage()
+        if line not in self._said:
+            self._said.add(line)
+            err.print(line, **PLAIN)
+
+
 class Bars:
     """Progress with an ETA on a terminal; plain lines elsewhere."""
 
@@ -44,12 +60,20 @@ class Bars:
         self._task: TaskID | None = None
         self._overall: TaskID | None = None
         self._title, self._total = "", 0
+        self._news, self._level = News(), logging.NOTSET
 
     def __enter__(self) -> Bars:
         self._bars.start()
+        logger = logging.getLogger("fedquit")
+        self._level = logger.level
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self._news)
         return self
 
     def __exit__(self, *_: object) -> None:
+        logger = logging.getLogger("fedquit")
+        logger.removeHandler(self._news)
+        logger.setLevel(self._level)
         self._bars.stop()
 
     def runs(self, done: int, total: int, title: str) -> None:

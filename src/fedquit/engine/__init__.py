@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from fedquit.core import Memory, Model
 from fedquit.data.federated import FederatedData
+from fedquit.engine.choice import Choice, choose
 from fedquit.engine.plan import Address
 from fedquit.engine.sequential import Ask, Engine, Examples, SequentialEngine, run_client
 from fedquit.engine.stacked import Precision, Recordings, StackedEngine, seeing
+from fedquit.engine.threaded import ThreadedEngine
 from fedquit.names import lookup
 
 Open = Callable[[Model, FederatedData, Memory, Precision, int, Recordings], Engine]
@@ -29,15 +33,21 @@ def _stacked(
     return StackedEngine(model, data, homes, width, precision, recordings)
 
 
+def _threaded(
+    model: Model, data: FederatedData, homes: Memory, precision: Precision, width: int, recordings: Recordings
+) -> Engine:
+    """A client on each core, step by step; for networks that are too large to be stacked on a CPU."""
+    return ThreadedEngine(model, data, homes, min(width or torch.get_num_threads(), torch.get_num_threads()))
+
+
 def _auto(
     model: Model, data: FederatedData, homes: Memory, precision: Precision, width: int, recordings: Recordings
 ) -> Engine:
     """The one that is fastest here."""
-    on_gpu = data.y.device.type == "cuda"
-    return (_stacked if on_gpu else _sequential)(model, data, homes, precision, width, recordings)
+    return ENGINES[choose("auto", model, data).name](model, data, homes, precision, width, recordings)
 
 
-ENGINES: dict[str, Open] = {"auto": _auto, "sequential": _sequential, "stacked": _stacked}
+ENGINES: dict[str, Open] = {"auto": _auto, "sequential": _sequential, "stacked": _stacked, "threaded": _threaded}
 
 
 def open_engine(
@@ -58,12 +68,15 @@ __all__ = [
     "ENGINES",
     "Address",
     "Ask",
+    "Choice",
     "Engine",
     "Examples",
     "Precision",
     "Recordings",
     "SequentialEngine",
     "StackedEngine",
+    "ThreadedEngine",
+    "choose",
     "open_engine",
     "run_client",
     "seeing",

@@ -16,18 +16,21 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate
+from functools import cached_property, partial
+from itertools import accumulate, zip_longest
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedquit.core import Batch, ClientId, Memory, Model, Params, Reply, Sent, Task
+from fedquit.core import Batch, ClientId, Memory, Model, Params, Reply, Sent, Split, Task
 from fedquit.data.federated import FederatedData
 from fedquit.data.look import AsStored
+from fedquit.engine.cpu_ops import Batched
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
 from fedquit.engine.plan import Plan, make_plan
+from fedquit.engine.replay import LARGEST, Replays
 from fedquit.engine.sequential import Ask, Outcome, Own, SequentialEngine, at_home, reply_of
 from fedquit.engine.stacked_ops import Rerouted, Room, kernels_at_hand
 from fedquit.names import lookup
@@ -73,7 +76,7 @@ class Layout:
     shapes: Mapping[str, tuple[int, ...]]
     convolutions_last: bool  # their output channels lie innermost, as the kernels want them
 
-    @property
+    @cached_property
     def starts(self) -> list[int]:
         """Where each parameter begins, and at last the size of a row: at multiples that wide loads want."""
         sizes = (-(-math.prod(s) // ALIGNED) * ALIGNED for s in self.shapes.values())
@@ -141,7 +144,7 @@ class Schedule:
         which = torch.arange(len(sizes)).repeat_interleave(sizes)  # the batch of each example
         place = step[which], row[which], torch.arange(len(which)) - first[which]
         at = torch.cat([job.own.at[job.plan.order] for job in jobs])
-        new.at[step, row] = at[first].unsqueeze(-1)  # padding is an example of the same batch: a stranger's may overflow
+        new.at[step, row] = at[first].unsqueeze(-1)  # padding is of the same batch: a stranger's may overflow
         new.at[place] = at
         new.share[place] = 1 / sizes.double()[which]
         new.u[place] = torch.cat([job.plan.uniforms for job in jobs])
@@ -151,9 +154,9 @@ class Schedule:
         for f in fields(self):
             getattr(self, f.name).copy_(getattr(new, f.name))
 
-    def row(self, width: int, t: int | Tensor) -> Schedule:
-        """Step t of the first clients; where it is a tensor, whatever it will hold by then."""
-        return Schedule(*(_row(getattr(self, f.name), width, t) for f in fields(self)))
+    def row(self, width: int, t: int | Tensor, size: int) -> Schedule:
+        """Step t of the first clients, so much of a batch; where t is a tensor, whatever it will hold by then."""
+        return Schedule(*(_row(getattr(self, f.name), width, t)[:, :size] for f in fields(self)))
 
 
 def _row(table: Tensor, width: int, t: int | Tensor) -> Tensor:
@@ -170,7 +173,9 @@ class Work:
         self.device = data.y.device
         self.recorded = engine.recording
         self.kernels = engine.kernels
-        self.layout = Layout({n: tuple(p.shape) for n, p in first.begun.items()}, convolutions_last=self.kernels)
+        self.batched = self.device.type == "cpu" and not engine.low
+        shapes = {n: tuple(p.shape) for n, p in first.begun.items()}
+        self.layout = Layout(shapes, convolutions_last=self.kernels or self.batched)
         like = next(iter(first.begun.values()))
         self.rows = torch.zeros(len(jobs), self.layout.starts[-1], dtype=like.dtype, device=self.device)
         self.low = self.rows.to(torch.bfloat16) if engine.low else None
@@ -187,6 +192,9 @@ class Work:
         self.each: dict[str, Params] = {}
         self.shared_low: dict[str, Params] = {}
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.replays: Replays | None = None
+        self.sizes: list[int] = []  # of the largest batch of each step
+        self._known_leaves: dict[int, Params] = {}
         self._take(jobs)
 
     def _take(self, jobs: Sequence[Job]) -> None:
@@ -227,6 +235,7 @@ class Work:
         self.clock.zero_()
         self.lr.fill_(lr)
         self.schedule.fill(jobs)
+        self.sizes = [max(sizes) for sizes in zip_longest(*(job.plan.sizes for job in jobs), fillvalue=0)]
         if self.ready is not None:
             self._make_ready(max(len(job.plan.sizes) for job in jobs))
 
@@ -272,19 +281,34 @@ class Work:
     def _step(self, width: int, t: int | None = None) -> None:
         self.room.open()
         now = self.clock if t is None else t
-        plan = self.schedule.row(width, now)
-        own, copies = self._leaves(self.rows[:width]), self._leaves(self.low[:width]) if self.low is not None else {}
+        plan = self.schedule.row(width, now, self.sizes[t] if t is not None else self.task.local.batch_size)
+        own, copies = self._own(width), self._leaves(self.low[:width]) if self.low is not None else {}
         each = {n: {m: p[:width] for m, p in part.items()} for n, part in self.each.items()}
         x = self._seen(plan.at, plan.variation) if self.ready is None else _row(self.ready, width, now)
         x = x.view(width, -1, *self.dataset.shape)
-        inputs = (own, copies, each, x, self.dataset.y[plan.at], plan.u, plan.fixed, plan.forget)
-        losses = vmap(self._loss)(*inputs)
-        loss = (losses * plan.share.to(losses.dtype)).sum(1)
-        found = torch.autograd.grad(loss.sum(), [*copies.values(), *own.values()], allow_unused=True)
+        batch = x, self.dataset.y[plan.at], plan.u, plan.fixed, plan.forget
+        if self.replays is not None:
+            loss, found = self.replays.take(self._gradients, self.shared, plan.share, own, each, batch)
+        else:
+            loss, found = self._gradients(self.shared, plan.share, own, copies, each, *batch)
         with torch.no_grad():
             self.losses[:width] += loss.detach()
             self._update(width, found, each, self.clock[0] + 1 if t is None else t + 1)
             self.clock += 1
+
+    def _gradients(
+        self, shared: Sent, share: Tensor, own: Params, copies: Params, each: Sent, *batch: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """Each client's loss, and the gradient by the copies in lower precision and by the parameters themselves."""
+        losses = vmap(partial(self._loss, shared))(own, copies, each, *batch)
+        loss = (losses * share.to(losses.dtype)).sum(1)
+        return loss, torch.autograd.grad(loss.sum(), [*copies.values(), *own.values()], allow_unused=True)
+
+    def _own(self, width: int) -> Params:
+        """The parameters of the first clients; they stay where they are, and so does what points at them."""
+        if width not in self._known_leaves:
+            self._known_leaves[width] = self._leaves(self.rows[:width])
+        return self._known_leaves[width]
 
     def _leaves(self, rows: Tensor) -> Params:
         return {n: p.detach().requires_grad_() for n, p in self.layout.views(rows).items()}
@@ -292,17 +316,27 @@ class Work:
     def _seen(self, at: Tensor, variation: Tensor) -> Tensor:
         """The examples at these positions as the network reads them, in one row."""
         stored, look = self.dataset.x[at.flatten()], self.dataset.look
-        return look.varied(stored, variation.view(-1, self.draws)) if self.draws else look.plain(stored)
+        return look.varied(stored, variation.flatten(0, -2)) if self.draws else look.plain(stored)
 
     def _loss(
-        self, own: Params, copies: Params, each: Sent, x: Tensor, y: Tensor, u: Tensor, fixed: Tensor, forget: Tensor
+        self,
+        shared: Sent,
+        own: Params,
+        copies: Params,
+        each: Sent,
+        x: Tensor,
+        y: Tensor,
+        u: Tensor,
+        fixed: Tensor,
+        forget: Tensor,
     ) -> Tensor:
         """Of one client, for each of its examples."""
         model = self.model
         if self.low is not None:
             known = [(own, copies), *((self.shared[n], part) for n, part in self.shared_low.items())]
             model = Low(self.model, known, self.kernels, self.room)
-        return self.task.loss(model, own, {**self.shared, **each}, Batch(x, y, u, fixed, forget))
+        with Batched() if self.batched else contextlib.nullcontext():
+            return self.task.loss(model, own, {**shared, **each}, Batch(x, y, u, fixed, forget))
 
     def _update(self, width: int, found: Sequence[Tensor | None], each: Sent, t: int | Tensor) -> None:
         rows, local = self.rows[:width], self.task.local
@@ -353,6 +387,17 @@ class Work:
         return Outcome(params, self.task.answer(params, job.sent), self.task.keep(params, job.sent), loss)
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Operations this short gain nothing from a second thread, and wait long for it on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _used(slot: str, task: Task) -> bool:
     return slot != "velocity" or task.local.momentum > 0
 
@@ -382,7 +427,7 @@ class Job:
     begun: Params
 
 
-Recordings = dict[object, Work]  # by what they depend on; they serve every engine over the same data set
+Recordings = dict[object, Work | Replays]  # by what they depend on; they serve every engine over the same data set
 
 
 @dataclass
@@ -395,6 +440,7 @@ class StackedEngine:
     width: int = 0  # how many at once, at most; 0: as many as are asked
     precision: Precision = "float32"
     works: Recordings = field(default_factory=dict, repr=False)
+    owns: dict[tuple[ClientId, Split, int], Own] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def recording(self) -> bool:
@@ -446,7 +492,7 @@ class StackedEngine:
         jobs = []
         common: tuple[Sent, Params] | None = None
         for client in clients:
-            own = Own.of(self.data, client, ask.split, ask.address.seed)
+            own = self._own(client, ask.split, ask.address.seed)
             plan = make_plan(len(own.at), task.local, ask.address.seed_for(client), label, draws)
             home = at_home(self.homes, task, client)
             with torch.no_grad():
@@ -459,24 +505,39 @@ class StackedEngine:
             jobs.append(Job(client, own, plan, *prepared))
         return jobs
 
+    def _own(self, client: ClientId, split: Split, seed: int) -> Own:
+        """A client's view of the data, the same in every round."""
+        key = client, split, seed
+        if key not in self.owns:
+            self.owns[key] = Own.of(self.data, client, split, seed)
+        return self.owns[key]
+
     def _alike(self, ask: Ask, jobs: list[Job]) -> Iterator[tuple[ClientId, Outcome]]:
         jobs = sorted(jobs, key=lambda job: -len(job.plan.sizes))
         steps = [len(job.plan.sizes) for job in jobs]
         work = self._work(ask.task, jobs, steps)
-        work.load(jobs, ask.task.local.lr)
-        work.run(steps)
+        with _one_thread() if work.replays is not None else contextlib.nullcontext():
+            work.load(jobs, ask.task.local.lr)
+            work.run(steps)
         losses = work.losses.tolist()
         for row, job in enumerate(jobs):
             yield job.client, work.outcome(row, job, losses[row] / steps[row] if steps[row] else math.nan)
 
+    def _on_cpu(self, work: Work, task: Task, jobs: Sequence[Job]) -> Work:
+        if not self.low and work.rows.numel() <= LARGEST:
+            replays = self.works.setdefault(("replays", _kind(task, jobs, 0)), Replays())
+            work.replays = replays if isinstance(replays, Replays) else None
+        return work
+
     def _work(self, task: Task, jobs: Sequence[Job], steps: Sequence[int]) -> Work:
         if not self.recording:
-            return Work(self, task, jobs, steps[0])
+            return self._on_cpu(Work(self, task, jobs, steps[0]), task, jobs)
         room = 1 << max(steps[0] - 1, 0).bit_length()  # so that a longer plan seldom needs a new recording
         kind = _kind(task, jobs, room)
         if kind not in self.works:
             self.works[kind] = Work(self, task, jobs, room)
         work = self.works[kind]
+        assert isinstance(work, Work)
         work.task = task
         for width in sorted({sum(1 for s in steps if s > t) for t in range(steps[0])}, reverse=True):
             if width not in work.graphs:

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""That every engine computes what the sequential one does, on any device: `fedquit bench agree`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedquit.bench.measure import Bench, Figure, machine
+from fedquit.bench.settings import Setting, engine, noisy
+from fedquit.core import Local, Params, Sent, Task
+from fedquit.data.federated import FederatedData
+from fedquit.engine import ENGINES, Address, Ask, open_engine
+from fedquit.errors import InputError
+from fedquit.fedavg import Learn
+from fedquit.methods.ascent import Climb
+from fedquit.methods.fedau import LearnBoth, TrainHead
+from fedquit.methods.fedosd import Unlikely
+from fedquit.methods.fedquit import Distill
+from fedquit.methods.fedunran import Mislabel
+from fedquit.methods.fukd import Imitate
+from fedquit.methods.fused import ADAPTER, TrainAdapters, places
+from fedquit.methods.mode import Guide
+from fedquit.methods.pga import Ascend
+from fedquit.models import FunctionalModel, load_model
+from fedquit.params import placed
+
+LIMITS = {("cpu", "float64"): 1e-12, ("cuda", "float64"): 1e-9, ("cpu", "float32"): 1e-4, ("cuda", "float32"): 1e-3}
+NOISE = 5.0  # points of accuracy between bfloat16 and float32 after a small run
+SIZES = (23, 8, 1, 30, 5, 0)  # more than a batch, one, fewer, one example, none
+LOCAL = Local(epochs=1.5, batch_size=8, lr=0.05)
+LOCALS = {
+    "sgd": LOCAL,
+    "momentum, weight decay": replace(LOCAL, momentum=0.9, weight_decay=1e-2),
+    "clipped": replace(LOCAL, clip=0.5, clip_tensor=0.3),
+    "adam": replace(LOCAL, optimizer="adam", lr=1e-3, weight_decay=1e-2),
+    "adamw": replace(LOCAL, optimizer="adamw", lr=1e-3, weight_decay=1e-2),
+    "adahessian": replace(LOCAL, optimizer="adahessian", lr=1e-3),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task with what it is sent, and what the clients have at home."""
+
+    task: Task
+    sent: Sent
+    home: Mapping[str, Params]
+
+
+def cases(model: FunctionalModel, device: torch.device) -> dict[str, Case]:
+    """Every task of every method, and ordinary training with every optimizer."""
+    start, other = (placed(model.init(seed), device) for seed in (0, 1))
+    names = list(start)[-2:]
+    head = {n: other[n] for n in names}
+    adapter = {ADAPTER + names[0]: torch.ones(len(places(start[names[0]].shape, 0.1, 0))).to(start[names[0]])}
+    given: dict[str, tuple[Task, dict[str, Params], dict[str, Params]]] = {
+        **{f"training, {n}": (Learn(local), {}, {}) for n, local in LOCALS.items()},
+        "distillation": (Distill(LOCALS["adam"]), {}, {}),
+        "ascent": (Climb(LOCALS["clipped"]), {}, {}),
+        "projected ascent": (Ascend(LOCALS["momentum, weight decay"]), {}, {"own": other}),
+        "unlikely": (Unlikely(LOCAL), {}, {}),
+        "mislabel": (Mislabel(LOCAL), {}, {}),
+        "guide": (Guide(LOCAL), {"degraded": other}, {}),
+        "imitate": (Imitate(LOCAL), {"teacher": other}, {}),
+        "head": (TrainHead(LOCAL), {"head": head}, {}),
+        "both heads": (LearnBoth(LOCAL), {}, {"auxiliary": head}),
+        "adapters": (TrainAdapters(LOCAL), {"adapters": adapter}, {}),
+    }
+    return {n: Case(task, {"start": start, **sent}, home) for n, (task, sent, home) in given.items()}
+
+
+def measured(device: str = "cpu", *, rounds: int = 8) -> Bench:
+    """The largest differences, relative to the largest parameter; a limit that is not kept is a failure."""
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"there is no device {device!r} here: take cpu, or cuda on a machine with a GPU.")
+    at = torch.device(device)
+    figures = [figure for dtype in (torch.float64, torch.float32) for figure in _agreement(at, dtype)]
+    if device == "cuda":
+        figures.append(_low_precision(at, rounds))
+    return Bench("Do the engines agree?", figures, machine(at))
+
+
+def _federation(device: torch.device) -> FederatedData:
+    dataset = noisy(sum(SIZES), 5, test=50).to(device)
+    train = dict(enumerate(torch.randperm(sum(SIZES), generator=torch.Generator().manual_seed(1)).split(list(SIZES))))
+    return FederatedData(dataset, train, {c: at[::2] for c, at in train.items()})
+
+
+def _agreement(device: torch.device, dtype: torch.dtype) -> Iterator[Figure]:
+    data, word = _federation(device), str(dtype).removeprefix("torch.")
+    model = load_model("cnn", data.dataset.shape, 5, dtype=dtype, look=data.dataset.look, width=4)
+    limit = LIMITS[device.type, word]
+    for name in (n for n in ENGINES if n not in ("auto", "sequential")):
+        if name == "threaded" and device.type == "cuda":
+            continue
+        apart = {n: _apart(model, data, case, name) for n, case in cases(model, device).items()}
+        worst = max(apart, key=lambda n: apart[n])
+        yield Figure(f"{name} engine, {word}", "of the largest", (apart[worst],), limit, f"worst: {worst}")
+
+
+def _apart(model: FunctionalModel, data: FederatedData, case: Case, name: str) -> float:
+    homes = [{f"{c}/{n}": part for c in (0, 1, 3) for n, part in case.home.items()} for _ in range(2)]
+    clients = (0, 1, 3) if "own" in case.home else data.clients
+    ask = Ask(case.task, clients, "all", case.sent, Address(3, "agree"))
+    found = list(open_engine(name, model, data, homes[0], width=4).run(ask))
+    expected = list(open_engine("sequential", model, data, homes[1]).run(ask))
+    return max(_distance(a.params, b.params) for a, b in zip(found, expected, strict=True))
+
+
+def _distance(found: Params, expected: Params) -> float:
+    scale = max(float(p.abs().max()) for p in expected.values())
+    far = max(float((found[n] - p).abs().max()) for n, p in expected.items())
+    return far / scale if not math.isnan(far) else float("inf")  # NaN is as far as can be
+
+
+def _low_precision(device: torch.device, rounds: int) -> Figure:
+    dataset = noisy(2_000, 10).to(device)
+    data = FederatedData(dataset, dict(enumerate(torch.arange(2_000).split([700, 150, 400, 33, 717]))))
+    model = load_model("resnet18", dataset.shape, 10, look=dataset.look)
+    setting = Setting("a small run", data, model, placed(model.init(0), device), Local(lr=0.05))
+    ways: dict[str, Callable[[], Params]] = {
+        "float32, one after the other": lambda: _trained(setting, "sequential", rounds),
+        "bfloat16, together": lambda: _trained(setting, "stacked", rounds),
+    }
+    known = {name: setting.accuracy(way()) for name, way in ways.items()}
+    said = ", ".join(f"{name} {value:.1f} %" for name, value in known.items())
+    return Figure(
+        "accuracy after a small run in bfloat16", "points", (max(known.values()) - min(known.values()),), NOISE, said
+    )
+
+
+def _trained(setting: Setting, name: str, rounds: int) -> Params:
+    way = engine(setting, name, torch.get_num_threads(), "bf16" if name == "stacked" else "float32")
+    way.rounds(rounds)
+    return way.params

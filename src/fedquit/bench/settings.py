@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks of engines work on: two federations, and a plain loop that trains them without this package."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedquit.core import Local, Params
+from fedquit.data import federate, load_dataset
+from fedquit.data.federated import Dataset, FederatedData
+from fedquit.data.look import Look, Pixels
+from fedquit.engine import Address, Ask, Precision, open_engine
+from fedquit.errors import InputError
+from fedquit.evaluate import accuracy
+from fedquit.fedavg import Learn
+from fedquit.models import FunctionalModel, load_model
+from fedquit.params import mean, placed
+
+RAGGED = (5972, 4756, 5155, 5978, 6514, 4617, 4231, 5052, 2893, 4799)  # CIFAR-100 by LDA: as clients really are
+CIFAR = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), vary="rotate-pad-crop-flip")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A federation, a network and how clients step; `whole` says how much larger the real thing is."""
+
+    title: str
+    data: FederatedData
+    model: FunctionalModel
+    start: Params
+    local: Local
+    whole: float = 1.0  # a round of the real setting takes so many times the steps
+    note: str = ""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data lies."""
+        return self.data.y.device
+
+    def accuracy(self, params: Params) -> float:
+        """On the test set, in percent."""
+        dataset = self.data.dataset
+        return accuracy(self.model, params, dataset.test_x, dataset.test_y)
+
+
+def digits() -> Setting:
+    """Ten clients with 143 or 144 digits of 8x8 pixels, a CNN of 6,186 parameters, one epoch in batches of 32."""
+    dataset = load_dataset("digits")
+    model = load_model("cnn", dataset.shape, dataset.classes)
+    data = federate(dataset, partition="iid", clients=10)
+    return Setting("10 clients x 143 digits, CNN of 6,186 parameters", data, model, model.init(0), Local(lr=0.1))
+
+
+def cifar(device: torch.device, steps: int = 0, *, classes: int = 100, model: str = "resnet18") -> Setting:
+    """Ten ragged clients with images of 3x32x32 as bytes, augmented; `steps` of each client, or all of an epoch."""
+    local = Local(lr=0.05)
+    sizes = [steps * local.batch_size] * len(RAGGED) if steps else list(RAGGED)
+    dataset = noisy(sum(sizes), classes).to(device)
+    data = FederatedData(dataset, dict(enumerate(torch.arange(sum(sizes)).split(sizes))))
+    network = load_model(model, dataset.shape, classes, look=dataset.look)
+    whole = sum(-(-n // local.batch_size) for n in RAGGED) / (steps * len(RAGGED)) if steps else 1.0
+    note = f"scaled from {steps} steps a client" if steps else ""
+    start = placed(network.init(0), device)
+    return Setting("10 ragged clients x 5,000 images, ResNet-18, augmented", data, network, start, local, whole, note)
+
+
+def noisy(examples: int, classes: int, test: int = 1_000) -> Dataset:
+    """Bytes that can be learned: a picture for each class, under noise."""
+    draw = torch.Generator().manual_seed(0)
+    pictures = torch.randint(64, 192, (classes, 3, 8, 8), generator=draw).float()
+    pictures = functional.interpolate(pictures, (32, 32), mode="bilinear")
+    y = torch.randint(classes, (examples + test,), generator=draw)
+    x = torch.empty(examples + test, 3, 32, 32, dtype=torch.uint8)
+    for part in torch.arange(len(y)).split(4_096):
+        x[part] = (pictures[y[part]] + 20 * torch.randn(len(part), 3, 32, 32, generator=draw)).clamp(0, 255).byte()
+    return Dataset(x[:examples], y[:examples], x[examples:], y[examples:], classes, CIFAR)
+
+
+class Way(Protocol):
+    """One way to train a federation."""
+
+    @property
+    def params(self) -> Params:
+        """Where it stands."""
+
+    def rounds(self, count: int) -> list[float]:
+        """So many rounds on, and the seconds that each took."""
+
+
+@dataclass
+class Timed:
+    """A way that is a function from parameters and the number of a round to parameters."""
+
+    setting: Setting
+    step: Callable[[Params, int], Params]
+    threads: int
+    params: Params = field(init=False)
+    done: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.params = self.setting.start
+
+    def rounds(self, count: int) -> list[float]:
+        """So many rounds on."""
+        before, found = torch.get_num_threads(), []
+        torch.set_num_threads(self.threads)
+        for _ in range(count):
+            began = time.perf_counter()
+            self.params = self.step(self.params, self.done)
+            if self.setting.device.type == "cuda":
+                torch.cuda.synchronize(self.setting.device)
+            found.append(time.perf_counter() - began)
+            self.done += 1
+        torch.set_num_threads(before)
+        return found
+
+
+def plain(setting: Setting, threads: int) -> Timed:
+    """How anybody would write it: a module, an optimizer, and one client after the other."""
+    module = copy.deepcopy(setting.model._module)
+
+    def step(params: Params, number: int) -> Params:
+        return plain_round(setting, module, params)
+
+    return Timed(setting, step, threads)
+
+
+def plain_round(setting: Setting, module: nn.Module, params: Params) -> Params:
+    """One round of FedAvg, without this package."""
+    data, local, total, weight = setting.data, setting.local, dict[str, torch.Tensor](), 0
+    own = dict(module.to(setting.device).named_parameters())
+    for mine in data.train.values():
+        with torch.no_grad():
+            for name, p in own.items():
+                p.copy_(params[name])
+        optimizer = torch.optim.SGD(own.values(), local.lr)
+        for at in mine[torch.randperm(len(mine))].to(setting.device).split(local.batch_size):
+            optimizer.zero_grad()
+            functional.cross_entropy(module(seen(data.dataset, at)), data.y[at]).backward()
+            optimizer.step()
+        for name, p in own.items():
+            total[name] = total.get(name, 0) + len(mine) * p.detach()
+        weight += len(mine)
+    return {name: p / weight for name, p in total.items()}
+
+
+def seen(dataset: Dataset, at: torch.Tensor) -> torch.Tensor:
+    """Examples as a network reads them in training, with torch's own random numbers."""
+    return varied(dataset.look, dataset.x[at])
+
+
+def varied(look: Look, x: torch.Tensor) -> torch.Tensor:
+    """Augmented where the data is."""
+    return look.varied(x, torch.rand(len(x), look.draws, device=x.device)) if look.draws else look.plain(x)
+
+
+def engine(setting: Setting, name: str, threads: int, precision: Precision = "float32") -> Timed:
+    """One of our own."""
+    torch.set_num_threads(threads)  # `auto` asks how many there are
+    runs = open_engine(name, setting.model, setting.data, {}, precision)
+
+    def step(params: Params, number: int) -> Params:
+        ask = Ask(Learn(setting.local), setting.data.clients, "all", {"start": params}, Address(0, "train", number))
+        return mean(runs.run(ask))
+
+    return Timed(setting, step, threads)
+
+
+def chosen_setting(device: str, steps: int = 0) -> Setting:
+    """The ResNet setting on that device: all of it on a GPU, some steps of it on a CPU."""
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"there is no device {device!r} here: take cpu, or cuda on a machine with a GPU.")
+    return cifar(torch.device(device), steps if device == "cpu" else 0)

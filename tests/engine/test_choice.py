@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine `auto` takes, that it says so, and what the threaded one promises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedquit.cli import main
+from fedquit.core import Local, Params
+from fedquit.data.federated import FederatedData
+from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine, ThreadedEngine, choose, open_engine
+from fedquit.fedavg import Learn
+from fedquit.methods.pga import Ascend
+from fedquit.models import FunctionalModel, load_model
+from fedquit.params import fingerprint
+from fedquit.world import open_world
+from seam_methods import Count
+from worlds import tiny
+
+HERE = Address(3, "train")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_small_networks_are_stacked(toy_model: FunctionalModel, toy_data: FederatedData) -> None:
+    assert choose("auto", toy_model, toy_data).name == "stacked"
+    assert isinstance(open_engine("auto", toy_model, toy_data, {}), StackedEngine)
+
+
+def test_larger_ones_get_a_thread_each_where_there_are_threads(toy_data: FederatedData, two_threads: None) -> None:
+    wide = load_model("cnn", (1, 6, 6), 5, dtype=torch.float64, width=128)
+    assert choose("auto", wide, toy_data).name == "threaded"
+    found = open_engine("auto", wide, toy_data, {})
+    assert isinstance(found, ThreadedEngine)
+    assert found.workers == 2
+    huge = load_model("cnn", (1, 6, 6), 5, dtype=torch.float64, width=512)
+    assert choose("auto", huge, toy_data).name == "sequential", "two at once would take twice the memory"
+    torch.set_num_threads(1)
+    assert choose("auto", wide, toy_data).name == "sequential"
+
+
+def test_few_parameters_that_are_used_often_count_as_large(toy_data: FederatedData) -> None:
+    class Often(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.once, self.last = nn.Linear(36, 36), nn.Linear(36, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(1)
+            for _ in range(100):
+                x = self.once(x)
+            out: Tensor = self.last(x)
+            return out
+
+    assert choose("auto", FunctionalModel(Often, torch.float64), toy_data).name == "sequential"
+
+
+class Branches(nn.Module):
+    """A network that looks at its numbers: it cannot be computed for several clients at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(36, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(x.flatten(1))
+        return out if float(out.sum()) > 0 else out * 2
+
+
+def test_a_network_that_cannot_be_stacked_is_not(toy_data: FederatedData) -> None:
+    model = FunctionalModel(Branches, torch.float64)
+    assert choose("auto", model, toy_data).name == "sequential"
+
+
+def test_a_name_is_taken_at_its_word() -> None:
+    world = open_world(tiny(engine={"name": "sequential"}))
+    assert isinstance(world.engine(world.data, {}), SequentialEngine)
+    assert world.chosen.name == "sequential"
+    assert open_world(tiny()).chosen.name == "stacked"
+
+
+def test_a_run_says_once_which_engine_it_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        '[data]\nname = "synthetic"\noptions = {examples = 60, test_examples = 20, size = 4}\nclients = 3\n'
+        "[[request]]\nclients = [1]\n"
+        '[model]\nname = "mlp"\n[train]\nrounds = 1\n[recover]\nuntil = "rounds"\nmax_rounds = 0\n'
+        "[evaluate]\nattacks = []\n"
+    )
+    monkeypatch.setattr("sys.argv", ["fedquit", "run", str(recipe), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert capsys.readouterr().err.count("engine: stacked on cpu, float32 (the network is small") == 1
+
+
+def test_small_steps_take_one_thread_and_give_the_others_back(
+    toy_model: FunctionalModel, toy_data: FederatedData, toy_start: Params, two_threads: None
+) -> None:
+    seen: set[int] = set()
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = toy_model.build()
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.add(torch.get_num_threads())
+            out: Tensor = self.inner(x)
+            return out
+
+    model = FunctionalModel(Watched, torch.float64)
+    next(StackedEngine(model, toy_data, {}).run(ask(model.init(0))))
+    assert seen == {1}
+    assert torch.get_num_threads() == 2
+
+
+def ask(start: Params, clients: tuple[int, ...] = (0, 1, 2, 3, 4)) -> Ask:
+    return Ask(Learn(), clients, "all", {"start": start}, HERE)
+
+
+def test_threads_give_what_one_client_after_the_other_gives(
+    toy_model: FunctionalModel, toy_data: FederatedData, toy_start: Params
+) -> None:
+    expected = list(SequentialEngine(toy_model, toy_data, {}).run(ask(toy_start)))
+    engine = ThreadedEngine(toy_model, toy_data, {}, workers=3)
+    for _ in range(5):  # a race shows up sooner or later
+        for a, b in zip(engine.run(ask(toy_start)), expected, strict=True):
+            assert (a.client, a.examples, a.loss) == (b.client, b.examples, b.loss)
+            assert fingerprint(a.params) == fingerprint(b.params)
+
+
+def test_threads_that_draw_fresh_parameters_do_not_disturb_each_other(
+    toy_model: FunctionalModel, toy_data: FederatedData, toy_start: Params
+) -> None:
+    homes = {f"{c}/own": toy_model.init(c) for c in range(5)}
+    question = replace(ask(toy_start), task=Ascend(Local(epochs=0.1), random_models=40))
+    expected = [fingerprint(r.params) for r in SequentialEngine(toy_model, toy_data, dict(homes)).run(question)]
+    engine = ThreadedEngine(toy_model, toy_data, dict(homes), workers=5)
+    for _ in range(4):
+        assert [fingerprint(r.params) for r in engine.run(question)] == expected
+
+
+def test_threads_share_no_module(toy_model: FunctionalModel, toy_data: FederatedData, toy_start: Params) -> None:
+    seen: dict[int, set[int]] = {}
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = toy_model.build()
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.setdefault(id(self), set()).add(threading.get_ident())
+            out: Tensor = self.inner(x)
+            return out
+
+    model = FunctionalModel(Watched, torch.float64)
+    seen.clear()
+    list(ThreadedEngine(model, toy_data, {}, workers=2).run(ask(model.init(0))))
+    assert 1 <= len(seen) <= 2
+    assert id(model._module) not in seen, "it belongs to whoever asks"
+
+
+def test_threads_know_what_clients_keep_and_leave_the_number_of_threads_alone(
+    toy_model: FunctionalModel, toy_data: FederatedData, toy_start: Params, two_threads: None
+) -> None:
+    homes: dict[str, Params] = {"2/count": {"n": torch.full((1,), 4.0, dtype=torch.float64)}}
+    question = replace(ask(toy_start), task=Count())
+    list(ThreadedEngine(toy_model, toy_data, homes, workers=2).run(question))
+    assert {key: float(kept["n"]) for key, kept in homes.items()} == {
+        f"{c}/count": 5.0 if c == 2 else 1.0 for c in range(5)
+    }
+    assert torch.get_num_threads() == 2
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 2, "nor are those of threads that begin later"
+    first = ThreadedEngine(toy_model, toy_data, {}, workers=2).run(question)
+    next(first)
+    first.close()  # type: ignore[attr-defined]
+    assert torch.get_num_threads() == 2, "even where nobody wants the rest"
+
+
+def test_an_error_in_a_thread_reaches_the_server(toy_data: FederatedData, toy_start: Params) -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(36, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("broken")
+
+    model = FunctionalModel(Broken, torch.float64)
+    with pytest.raises(ValueError, match="broken"):
+        list(ThreadedEngine(model, toy_data, {}, workers=2).run(ask(model.init(0))))
