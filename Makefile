@@ -11,16 +11,20 @@ BIN := $(VENV)/bin
 EXTRAS := flower,transformers,dev
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo setup test test-core test-all test-kernels check format clean
+.PHONY: demo setup test test-core test-all test-kernels test-faults check format clean
 
 demo: setup
 	$(BIN)/fedquit demo
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not faults"
 
 test-all: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not faults"
+
+# Real federations on this machine whose processes are killed: mostly waiting, so two at a time. A quarter of an hour.
+test-faults: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -n 2 -m faults
 
 # The package must work without its extras: an environment that has none of them runs the tests that need none.
 test-core: $(VENV)-core/.ready

@@ -57,7 +57,8 @@ def _rows(runs: Iterable[dict[str, Any]], method: str, phase: str) -> list[Row]:
 
 def rows_table(runs: list[dict[str, Any]]) -> str:
     """Means over the clients that left, ours and the paper's."""
-    lines = ["| | whose | " + " | ".join(MEASURES.values()) + " | rounds |", "|---|---|" + "---:|" * (len(MEASURES) + 1)]
+    head = "| | whose | " + " | ".join(MEASURES.values()) + " | rounds |"
+    lines = [head, "|---|---|" + "---:|" * (len(MEASURES) + 1)]
     for (method, phase), theirs in PAPER.items():
         rows = _rows(runs, method, phase)
         ours = [mean(row[m] for row in rows) for m in MEASURES]

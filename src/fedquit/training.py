@@ -12,12 +12,12 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from fedquit.core import ClientId, Params, Reply, Request, State, Task, Trained
+from fedquit.core import ClientId, Federation, Memory, Params, Reply, Request, State, Task, Trained, Training
 from fedquit.data.federated import FederatedData
 from fedquit.errors import StoreError
 from fedquit.fedavg import fedavg
@@ -62,6 +62,37 @@ class Federated:
     progress: Progress
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """Methods that prepare for a request while a federation trains: they watch, or replace a client's task."""
+
+    attached: Attached
+    memory: Callable[[str], Memory]  # the shelf of each method
+    request: Request | None  # which they may have to know in advance
+
+    def replace_task(self, task: Task, client: ClientId) -> Task:
+        """What this client does."""
+        for method in self.attached.values():
+            assert self.request is not None
+            task = method.training_task(task, client, self.request)
+        return task
+
+    def watch(self, clock: int, start: Params, reply: Reply) -> None:
+        """A reply passes by."""
+        for name, method in self.attached.items():
+            method.watch(self.memory(name), clock, start, reply)
+
+    def after_round(self, clock: int, examples: Mapping[ClientId, int]) -> None:
+        """A round is over."""
+        for name, method in self.attached.items():
+            method.after_round(self.memory(name), clock, examples)
+
+    def round(self, fed: Federation, state: State, training: Training, clients: Sequence[ClientId]) -> State:
+        """One round of ordinary training with all of them attached."""
+        hooks: dict[str, Any] = {"watch": self.watch, "after_round": self.after_round}
+        return fedavg(fed, state, training, clients, replace_task=self.replace_task, **hooks)
+
+
 def train(
     world: World,
     data: FederatedData,
@@ -93,36 +124,20 @@ def _trained(
     reporter: Reporter,
     title: str,
 ) -> tuple[Kept, Progress]:
-    kept, file, training = Kept.open(folder, device=world.device), StateFile(folder / "state.safetensors"), world.training
+    kept, file, training = (
+        Kept.open(folder, device=world.device),
+        StateFile(folder / "state.safetensors"),
+        world.training,
+    )
     session = Session(world.engine(data, kept.clients), world.recipe.seed, data.clients, memories=kept.own)
     meter = Metered(session, work=world.flops)
     if not file.path.exists():
         require_disk(world, folder, attached)
 
-    def replace_task(task: Task, client: ClientId) -> Task:
-        for method in attached.values():
-            assert request is not None
-            task = method.training_task(task, client, request)
-        return task
-
-    def watch(clock: int, start: Params, reply: Reply) -> None:
-        for name, method in attached.items():
-            method.watch(kept.of(name), clock, start, reply)
-
-    def after_round(clock: int, examples: Mapping[ClientId, int]) -> None:
-        for name, method in attached.items():
-            method.after_round(kept.of(name), clock, examples)
+    hooks = Hooks(attached, kept.of, request)
 
     def step(state: State) -> State:
-        return fedavg(
-            meter,
-            state,
-            training,
-            data.clients,
-            watch=watch,
-            after_round=after_round,
-            replace_task=replace_task,
-        )
+        return hooks.round(meter, state, training, data.clients)
 
     rounds = advance(session, "train", State(world.initial), step, file, training.rounds, meter)
     return kept, driven(rounds, reporter, title, training.rounds)

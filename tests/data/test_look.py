@@ -16,8 +16,8 @@ from fedquit.core import SERVER, Local
 from fedquit.data import FederatedData
 from fedquit.data.federated import Dataset
 from fedquit.data.look import DRAWS, ROTATION, AsStored, Pixels, Vary
-from fedquit.engine.sequential import Examples, Own
 from fedquit.engine.plan import make_plan
+from fedquit.engine.sequential import Examples, Own
 from fedquit.errors import InputError
 from fedquit.models import load_model
 

@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 
 from fedquit import __version__
-from fedquit.cli import bench, data, listing, runs
+from fedquit.cli import bench, data, flower, listing, runs
+from fedquit.cli.request import request
 from fedquit.cli.screen import err
 from fedquit.errors import FedquitError
 
@@ -23,8 +24,10 @@ app = typer.Typer(
 for command in (runs.demo, runs.run, runs.compare, runs.sweep, runs.report):
     app.command()(command)
 app.command(name="list")(listing.list_)
+app.command()(request)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
+app.add_typer(flower.app, name="flower")
 
 
 def main() -> None:

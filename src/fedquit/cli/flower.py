@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that start and watch a federation on Flower: demo, serve, node."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedquit.cli.screen import PLAIN, AsJson, err
+from fedquit.cli.screen import out as screen
+from fedquit.errors import InputError
+
+if TYPE_CHECKING:
+    from fedquit.flower.keys import Tls
+
+app = typer.Typer(help="Unlearning in a real federation, on Flower.", no_args_is_help=True)
+Settings = Annotated[list[str], typer.Option("--set", help="A setting, as key=value; again for more.")]
+Authority = Annotated[
+    Path | None, typer.Option("--ca", help="The certificate of the authority that vouches for the SuperLink.")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="No TLS and no node keys: on this machine, and for trials only.")
+]
+
+
+def say(line: str) -> None:
+    """A line with the time of day."""
+    err.print(f"{time.strftime('%H:%M:%S')} {line}", **PLAIN)
+
+
+def hear(line: str) -> None:
+    """A line of somebody else's log."""
+    err.print(f"         {line}", **PLAIN)
+
+
+def as_settings(words: list[str]) -> dict[str, str | int | float | bool]:
+    """`key=value` as values of their own kind; what is no number and no truth value is text."""
+    found: dict[str, str | int | float | bool] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not key or not sign:
+            raise InputError(f"{word!r} is no setting: write key=value.")
+        found[key] = _value(value)
+    return found
+
+
+def _value(text: str) -> str | int | float | bool:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, str | int | float | bool) else text
+
+
+def _members(words: list[str]) -> Mapping[str, Path]:
+    pairs = [word.partition("=") for word in words]
+    for name, sign, file in pairs:
+        if not name or not sign or not Path(file).is_file():
+            raise InputError(f"--member {name}{sign}{file}: write name=file with the public key of a node.")
+    return {name: Path(file) for name, _, file in pairs}
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path | None, typer.Option(help="A folder that keeps logs, keys and state; else none is kept.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """See a node forgotten in a real federation: a SuperLink, 4 SuperNodes, TLS, node keys. Under 4 minutes."""
+    from fedquit.flower import demo as shown
+    from fedquit.flower.processes import orderly_end, require_flower
+
+    require_flower()
+    with orderly_end():
+        results = shown.run(out, say=say)
+    if as_json:
+        typer.echo(json.dumps(results))
+    else:
+        for line in shown.told(results):
+            screen.print(line, **PLAIN)
+
+
+@app.command()
+def serve(
+    flower_app: Annotated[Path, typer.Argument(metavar="APP", help="The folder of the Flower app.")],
+    state: Annotated[
+        Path, typer.Option(help="The folder of the federation's state; the same command goes on from it.")
+    ],
+    address: Annotated[str, typer.Option(help="Where the SuperLink listens: host:port.")] = "127.0.0.1:9092",
+    ca: Authority = None,
+    certificate: Annotated[Path | None, typer.Option(help="The SuperLink's own certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The key to that certificate.")] = None,
+    member: Annotated[list[str], typer.Option(help="A node that may take part: name=file of its public key.")] = [],  # noqa: B006 - typer copies it
+    settings: Settings = [],  # noqa: B006 - typer copies it
+    attach: Annotated[bool, typer.Option("--attach", help="The SuperLink runs elsewhere already.")] = False,
+    attempts: Annotated[int, typer.Option(help="How often in a row a run may fail.", min=0)] = 10,
+    insecure: Insecure = False,
+) -> None:
+    """Run a SuperLink and see a run through: it is started again after every failure, until it has finished."""
+    from dataclasses import replace
+
+    from fedquit.flower.processes import orderly_end, require_flower
+    from fedquit.flower.supervise import AGAIN, STATE, Link, Plan
+    from fedquit.flower.supervise import serve as see_through
+
+    require_flower()
+    members = _members(member)
+    tls = None if attach or insecure else _tls(ca, certificate, key)
+    if attach and not insecure and not ca:
+        raise InputError("give --ca with the authority of the SuperLink to attach to, or say --insecure.")
+    link = Link(address, tls, None if insecure else ca, ours=not attach, mode="insecure" if insecure else "secure")
+    config = {STATE: str(state.resolve()), **as_settings(settings)}
+    plan = Plan(flower_app, config, pauses=replace(AGAIN, attempts=attempts))
+    with orderly_end():
+        run = see_through(plan, link, state / "flower", members=members, say=say, hear=hear)
+    screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
+
+
+def _tls(ca: Path | None, certificate: Path | None, key: Path | None) -> Tls:
+    from fedquit.flower.keys import Tls
+
+    if ca is None or certificate is None or key is None:
+        raise InputError("give --ca, --certificate and --key, or say --insecure for a trial on this machine.")
+    return Tls(*(_file(path) for path in (ca, certificate, key)))
+
+
+def _file(path: Path) -> Path:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}.")
+    return path
+
+
+@app.command()
+def node(
+    superlink: Annotated[str, typer.Option(help="The SuperLink: host:port.")],
+    home: Annotated[Path, typer.Option(help="The folder of this node: what it keeps, and its owner's requests.")],
+    ca: Authority = None,
+    key: Annotated[
+        Path | None, typer.Option(help="This node's private key; its public half must be registered.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="For the log.")] = "node",
+    settings: Settings = [],  # noqa: B006 - typer copies it
+    insecure: Insecure = False,
+) -> None:
+    """Run a SuperNode and start it again when it ends; Ctrl-C stops it."""
+    from fedquit.flower.keys import NodeKey
+    from fedquit.flower.processes import free_ports, orderly_end, require_flower
+    from fedquit.flower.stack import Node
+    from fedquit.flower.supervise import attend
+
+    require_flower()
+    if not insecure and (ca is None or key is None):
+        raise InputError("give --ca and --key, or say --insecure for a trial on this machine.")
+    own = None if insecure or key is None else NodeKey(_file(key), key.with_name(f"{key.name}.pub"))
+    config: dict[str, Any] = {"fedquit-home": str(home.resolve()), **as_settings(settings)}
+    made = Node(name, free_ports(1)[0], config, own)
+    with orderly_end():
+        attend(made, superlink, None if insecure or ca is None else _file(ca), home / "flower", say=say)

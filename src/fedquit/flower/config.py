@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server is told: the `fedquit` table of a Flower app's configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedquit.core import Training
+from fedquit.errors import InputError
+from fedquit.method import Method
+from fedquit.recipe import Recipe, TrainRecipe, build, load
+
+FALLBACKS = ("not", "retrain")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """`[tool.flwr.app.config.fedquit]` in the app's pyproject.toml; each key can be set for a run (--run-config)."""
+
+    state: str = ""  # the server's own folder: the books, the model
+    recipe: str = ""  # a recipe whose [train], [method] and seed are taken instead of those here
+    seed: int = 0
+    train: TrainRecipe = field(default_factory=TrainRecipe)
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedquit"})
+    recover_rounds: int = 3  # at most
+    recover_until: float = 0.0  # the accuracy (of the app's own evaluation) that ends a recovery; 0: all rounds
+    min_nodes: int = 2  # without which a round does not begin; one less for each client that was forgotten
+    min_replies: int = 0  # without which a round is repeated; 0: half of those asked
+    wait: float = 600.0  # seconds for nodes to come
+    timeout: float = 600.0  # seconds for an answer
+    deadline: float = 3600.0  # seconds for a client that leaves, before the fallback is taken
+    fallback: str = "not"  # what serves a request whose client does not answer: not, retrain
+    allow_unauthenticated: bool = False  # serve requests of nodes without a registered key
+    together: bool = True  # several requests in one round, or one after another
+    sweep: int = 0  # ask all nodes for requests after so many rounds; 0: at the beginning and at the end
+
+    def __post_init__(self) -> None:
+        if not self.state:
+            raise InputError("the server has no folder: set fedquit.state in the app's configuration.")
+        if self.fallback not in FALLBACKS:
+            raise InputError(f"fedquit.fallback is {self.fallback!r}: it must be {' or '.join(FALLBACKS)}.")
+        positive = {"wait": self.wait, "timeout": self.timeout, "deadline": self.deadline, "min_nodes": self.min_nodes}
+        for name, value in positive.items():
+            if not value > 0:
+                raise InputError(f"fedquit.{name} is {value}: it must be above 0.")
+        counts = {"recover_rounds": self.recover_rounds, "min_replies": self.min_replies, "sweep": self.sweep}
+        for name, value in counts.items():
+            if value < 0:
+                raise InputError(f"fedquit.{name} is {value}: it must be at least 0.")
+        if self.build_method().knows_request:
+            raise InputError(
+                f"{self.method_name} with these settings must know in advance who will leave, which nobody does in a "
+                "real federation: choose another preset or method."
+            )
+
+    @property
+    def _recipe(self) -> Recipe:
+        return load(self.recipe) if self.recipe else Recipe(seed=self.seed, train=self.train, method=self.method)
+
+    @property
+    def run_seed(self) -> int:
+        """From which all random numbers follow."""
+        return self._recipe.seed
+
+    @property
+    def training(self) -> Training:
+        """As the federation wants it."""
+        return self._recipe.train.training()
+
+    @property
+    def method_name(self) -> str:
+        """As in the table of methods."""
+        return self._recipe.method_name
+
+    def build_method(self) -> Method:
+        """The method with its settings."""
+        return self._recipe.build_method()
+
+    def build_fallback(self) -> Method:
+        """The method for a client that does not answer: it asks the others at most."""
+        return dataclasses.replace(Recipe(), method={"name": self.fallback}).build_method()
+
+    @classmethod
+    def of(cls, run_config: Mapping[str, Any]) -> ServerConfig:
+        """From the keys of a run that begin with `fedquit.`: Flower flattens tables with dots."""
+        values: dict[str, Any] = {}
+        for key, value in run_config.items():
+            first, *folders = key.split(".")
+            if first != "fedquit" or not folders or folders == ["home"]:  # a client's own
+                continue
+            at = values
+            for folder in folders[:-1]:
+                at = at.setdefault(folder.replace("-", "_"), {})
+            at[folders[-1].replace("-", "_")] = value
+        return build(cls, values, "fedquit")

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All clients that ever were: every identity has a number, fedquit's `ClientId`.
+
+Numbers are given in the order of first appearance, are on disk before anybody is asked, and are never given twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedquit.core import ClientId
+from fedquit.errors import RequestError
+from fedquit.files import read_json, write_json
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a node is."""
+
+    key: str  # "key:<fingerprint>" or "partition:<number>"
+    name: str  # as the operator registered it
+    authenticated: bool
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client, as the server remembers it."""
+
+    number: ClientId
+    key: str
+    name: str
+    authenticated: bool
+    examples: int
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"client {self.number} ({self.name or self.key})"
+
+
+def _in_order(identity: Identity) -> tuple[str, int, str]:
+    """Among those that appear together: by partition, else by name and key."""
+    kind, _, rest = identity.key.partition(":")
+    return (identity.name, int(rest) if kind == "partition" and rest.isdigit() else 0, identity.key)
+
+
+class Roster:
+    """All clients that ever were, on disk."""
+
+    def __init__(self, state: Path) -> None:
+        self.path = state / "clients.json"
+        listed = read_json(self.path) if self.path.exists() else []
+        self.members: dict[ClientId, Member] = {m["number"]: Member(**m) for m in listed}
+
+    def by_key(self, key: str) -> Member | None:
+        """The client of that identity."""
+        return next((m for m in self.members.values() if m.key == key), None)
+
+    def __getitem__(self, number: ClientId) -> Member:
+        return self.members[number]
+
+    @property
+    def examples(self) -> Mapping[ClientId, int]:
+        """How many examples each has, as it last said."""
+        return {number: m.examples for number, m in self.members.items()}
+
+    def enrol(self, seen: Iterable[tuple[Identity, int]]) -> None:
+        """Give a number to everybody new, and note how many examples each has; on disk before anybody is asked."""
+        before = dict(self.members)
+        for identity, examples in sorted(seen, key=lambda pair: _in_order(pair[0])):
+            known = self.by_key(identity.key)
+            number = known.number if known else len(self.members)
+            self.members[number] = Member(number, examples=examples, **dataclasses.asdict(identity))
+        if self.members != before:
+            self._save()
+
+    def note(self, examples: Mapping[ClientId, int]) -> None:
+        """Clients have said how many examples they have."""
+        changed = {c: n for c, n in examples.items() if self.members[c].examples != n}
+        for client, count in changed.items():
+            self.members[client] = dataclasses.replace(self.members[client], examples=count)
+        if changed:
+            self._save()
+
+    def _save(self) -> None:
+        write_json(self.path, [dataclasses.asdict(m) for _, m in sorted(self.members.items())])
+
+    def find(self, words: str) -> Member:
+        """The client that an operator means: by number, name, key, or the beginning of its fingerprint."""
+        return find_member(list(self.members.values()), words)
+
+
+def find_member(members: list[Member], words: str) -> Member:
+    """One client by number, name, key, or the beginning (8 characters or more) of its fingerprint."""
+    exact = [m for m in members if words and words in (str(m.number), m.name, m.key)]
+    keys = [(m, m.key.removeprefix("key:")) for m in members if m.authenticated]
+    found = exact or [m for m, key in keys if len(words) >= 8 and key.startswith(words.removeprefix("key:"))]
+    if len(found) != 1:
+        known = ", ".join(f"{m.number}: {m.name or m.key}" for m in members[:12]) or "none yet"
+        raise RequestError(f"{words!r} names {len(found)} clients, and must name one: known are {known}.")
+    return found[0]

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes, TLS and node keys: an erasure from beginning to end, who is not let in, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedquit.flower.keys import make_node_key, make_tls
+from fedquit.flower.outbox import Outbox
+from fedquit.flower.processes import Pauses
+from fedquit.flower.stack import Stack, Value
+from flower.real_world import LONG, Federation, running_in
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
+LEAVING = 0
+
+
+def test_a_node_asks_and_is_forgotten(tmp_path: Path) -> None:
+    with Federation(tmp_path, 2, {"train.rounds": 1}) as fed:
+        assert running_in(tmp_path), "the processes are found by what they were given"
+        fed.begin()
+        fed.until("is here")
+        asked = fed.ask(LEAVING)
+        fed.finish()
+        client, (entry,) = fed.number(LEAVING), fed.books["entries"]
+        assert (entry["client"], entry["request"], entry["source"]) == (client, asked.id, "client")
+        assert entry["authenticated"], "the node's registered key says who asked"
+        assert [status for status, _ in entry["history"]] == ["received", "started", "unlearned", "recovered", "done"]
+        assert fed.books["erased"] == [client]
+        asked_to_work = {(e["phase"], e["client"]) for e in fed.events if e["event"] == "reply"}
+        other = fed.number(1)
+        assert asked_to_work == {("train", client), ("train", other), ("unlearn-0", client), ("recover-0", other)}
+        assert Outbox(fed.homes[LEAVING]).get(asked.id).status == "served", "its owner can see it"
+        assert len(list((fed.state / "phases").iterdir())) == 1
+    assert running_in(tmp_path) == []
+
+
+def test_a_node_without_a_registered_key_or_with_a_wrong_authority_is_refused(tmp_path: Path) -> None:
+    once, keys = Pauses(attempts=0), tmp_path / "keys"
+    with Stack(tmp_path / "stack", timeout=LONG) as stack:
+        stranger = stack.add_node({}, make_node_key(keys, "stranger"), pauses=once)
+        known = make_node_key(keys, "known")
+        stack.control.register(known, "known")
+        misled = stack.add_node({}, known, authority=make_tls(keys / "other").authority, pauses=once)
+        deadline = time.monotonic() + LONG
+        while not (stranger.gave_up and misled.gave_up):
+            assert time.monotonic() < deadline, f"{stranger.tail()}\n{misled.tail()}"
+            time.sleep(0.1)
+        assert "refuses its key: it is not registered" in stranger.gave_up
+        assert "not from the authority that it trusts" in misled.gave_up
+        assert stack.control.online() == 0
+    assert stack.left == []
+
+
+def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedquit", "flower", "demo", "--out", str(tmp_path / "demo")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as demo:
+        assert demo.stderr
+        said = []
+        for line in demo.stderr:
+            said.append(line)
+            if "all are there" in line:
+                break
+        assert len(running_in(tmp_path)) > 4, said
+        os.killpg(demo.pid, signal.SIGINT)  # what a terminal does
+        demo.stderr.read()
+        assert demo.wait(LONG) == 130
+    assert running_in(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_hundred_nodes_in_one_simulation(tmp_path: Path) -> None:
+    many: dict[str, Value] = {"allow-unauthenticated": True, "train.clients-per-round": 10, "train.rounds": 10}
+    with Federation(tmp_path, 100, many, mode="simulation") as fed:
+        fed.begin()
+        fed.until("training round 1 ")
+        fed.ask(3)
+        fed.finish()
+        (entry,) = fed.books["entries"]
+        assert (entry["status"], entry["client"], entry["authenticated"]) == ("done", fed.number(3), False)
+        roster = json.loads((fed.state / "clients.json").read_text())
+        assert len(roster) == 100
+        assert not any(member["authenticated"] for member in roster), "anybody could claim a partition"
+    assert fed.stack.left == []

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens when things break, with real processes, TLS and node keys: one row for each fault.
+
+Every row is a federation of three nodes. Node 0 asks to be forgotten; at some moment something is killed. Whatever it
+was, the request is served once, the client never takes part again, and nothing from before the request is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from fedquit.flower.demo import app_folder
+from fedquit.flower.keys import make_node_key, make_tls
+from fedquit.flower.outbox import Outbox
+from fedquit.flower.processes import DeploymentError, free_ports
+from flower.real_world import LONG, Federation, running_in
+
+pytestmark = [pytest.mark.flower, pytest.mark.faults, pytest.mark.timeout(900)]
+LEAVING = 0
+
+
+def the_leaving_node(fed: Federation) -> None:
+    """A power cut: it is started again at once, and let in again after a minute."""
+    fed.stack.nodes[LEAVING].crash()
+
+
+def the_leaving_node_for_good(fed: Federation) -> None:
+    fed.stack.nodes[LEAVING].kill()
+
+
+def another_node(fed: Federation) -> None:
+    fed.stack.nodes[1].crash()
+
+
+def the_superlink(fed: Federation) -> None:
+    """With the ServerApp under it; it is started again, and the run submitted again."""
+    fed.stack.superlink.crash()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is killed and when, and what becomes of the request."""
+
+    killed: Callable[[Federation], None]
+    when: str  # the words of the server after which it happens
+    method: str = "fedquit"  # that serves the request in the end
+    settings: dict[str, str | int | float] = field(default_factory=dict)
+
+    @property
+    def fallback(self) -> bool:
+        return self.method != "fedquit"
+
+
+HURRY: dict[str, str | int | float] = {"deadline": 25.0}
+FAULTS = {
+    "node-killed-while-unlearning": Fault(the_leaving_node, "r0001 started"),
+    "node-gone-then-not": Fault(the_leaving_node_for_good, "r0001 started", "not", {**HURRY, "fallback": "not"}),
+    "node-gone-then-retrain": Fault(
+        the_leaving_node_for_good, "r0001 started", "retrain", {**HURRY, "fallback": "retrain"}
+    ),
+    "other-node-killed-while-recovering": Fault(another_node, "r0001 unlearned"),
+    "superlink-killed-while-training": Fault(the_superlink, "training round 1"),
+    "superlink-killed-while-unlearning": Fault(the_superlink, "r0001 started"),
+    "superlink-killed-while-recovering": Fault(the_superlink, "r0001 unlearned"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_request_is_served_once_whatever_is_killed(name: str, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    with Federation(tmp_path, 3, fault.settings) as fed:
+        fed.begin()
+        fed.until("training round 1")
+        asked = fed.ask(LEAVING)
+        fed.until(fault.when)
+        fault.killed(fed)
+        fed.finish()
+        (entry,) = fed.books["entries"]
+        client = fed.number(LEAVING)
+        steps = [status for status, _ in entry["history"]]
+        assert (entry["client"], entry["request"], entry["authenticated"]) == (client, asked.id, True)
+        assert (entry["method"], entry["fallback"]) == (fault.method, fault.fallback), fed.report()
+        assert [s for s in steps if s != "started"] == ["received", "unlearned", "recovered", "done"]
+        assert fed.books["erased"] == [client]
+        assert_training_is_whole(fed)
+        assert_never_again(fed, client)
+        assert_nothing_old_is_left(fed)
+        if fault.killed is not the_leaving_node_for_good:
+            assert Outbox(fed.homes[LEAVING]).get(asked.id).status == "served"
+    assert fed.stack.left == [], "no process is left"
+
+
+def assert_training_is_whole(fed: Federation) -> None:
+    """Every round was committed, none of them twice."""
+    rounds = [note.split()[2] for note in fed.notes if note.startswith("training round")]
+    assert rounds == [str(n + 1) for n in range(int(fed.settings["fedquit.train.rounds"]))], fed.report()
+
+
+def assert_never_again(fed: Federation, client: int) -> None:
+    """After the unlearning nobody asked the forgotten client to work."""
+    replies = [(e["phase"], e["client"]) for e in fed.events if e["event"] == "reply"]
+    later = {who for phase, who in replies if phase.startswith(("recover", "train-")) or phase.endswith("-fallback")}
+    assert later, "somebody went on"
+    assert client not in later
+
+
+def assert_nothing_old_is_left(fed: Federation) -> None:
+    """No checkpoint with the forgotten client's influence."""
+    assert not (fed.state / "before.safetensors").exists()
+    assert len(list((fed.state / "phases").iterdir())) == 1
+
+
+def test_too_few_nodes_are_waited_for_with_a_reason_and_a_limit(tmp_path: Path) -> None:
+    with Federation(tmp_path, 1, {"min-nodes": 2, "wait": 45.0}) as fed:
+        fed.begin(attempts=0)
+        fed.until("waiting up to 45 s: the round needs 2 nodes that may take part")
+        with pytest.raises(DeploymentError, match="is lost"):
+            fed.finish()
+        assert any("Start the missing SuperNodes" in line for line in fed.heard), fed.report()
+        assert not [e for e in fed.events if e["event"] == "reply"], "nobody was asked to work"
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from flower.real_world import Federation
+with Federation(Path(sys.argv[1]), 2, {"allow-unauthenticated": True}, mode="insecure") as fed:
+    fed.begin()
+    fed.until("training round 1")
+    fed.ask(0)
+    fed.finish()
+    assert [e["status"] for e in fed.books["entries"]] == ["done"], fed.report()
+"""
+PLACE = re.compile(r'sin6?_addr=inet_(?:addr|pton)\((?:AF_INET6, )?"([^"]+)"')
+
+
+def test_nothing_leaves_the_machine(tmp_path: Path) -> None:
+    """A whole erasure where no other machine can be reached; an attempt to reach one would be in the trace."""
+    inside = ["unshare", "--net", "--map-root-user", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    trace = [
+        "strace",
+        "-f",
+        "-qq",
+        "--seccomp-bpf",
+        "-e",
+        "trace=connect,sendto,sendmsg",
+        "-o",
+        str(tmp_path / "trace"),
+    ]
+    for tool in (inside, [*inside, *trace]):
+        if not shutil.which(tool[0]) or subprocess.run([*tool, "true"], capture_output=True, check=False).returncode:
+            pytest.skip(f"this system does not let us run {' '.join(tool[:1])}")
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    done = subprocess.run(
+        [*inside, *trace, sys.executable, "-c", ALONE, str(tmp_path / "fed")],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    reached = set(PLACE.findall((tmp_path / "trace").read_text()))
+    assert reached <= {"127.0.0.1", "::1"}
+    assert "127.0.0.1" in reached, "the trace sees connections"
+
+
+def test_the_commands_serve_and_node_and_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    tls, (port,), state = make_tls(tmp_path / "tls"), free_ports(1), tmp_path / "state"
+    keys = [make_node_key(tmp_path / "tls", f"node-{i}") for i in range(2)]
+    address, log = f"127.0.0.1:{port}", (tmp_path / "log").open("w")
+
+    def command(*words: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "fedquit", "flower", *map(str, words)], stdout=log, stderr=log)
+
+    def serve() -> subprocess.Popen[bytes]:
+        files = ["--ca", tls.authority, "--certificate", tls.certificate, "--key", tls.key]
+        members = [f"--member=node-{i}={key.public}" for i, key in enumerate(keys)]
+        rounds = ["--set", "fedquit.train.rounds=3", "--set", "partitions=2"]
+        return command("serve", app_folder(), "--state", state, "--address", address, *files, *members, *rounds)
+
+    def trained() -> int:
+        events = state / "events.jsonl"
+        return events.read_text().count('"training round') if events.exists() else 0
+
+    with log, contextlib.ExitStack() as ends:
+        for i, key in enumerate(keys):
+            place = ["--superlink", address, "--ca", tls.authority, "--key", key.private]
+            node = command("node", *place, "--home", tmp_path / f"home-{i}", "--set", f"partition-id={i}")
+            ends.callback(node.wait, 60)
+            ends.callback(node.terminate)
+        first = serve()
+        ends.callback(first.kill)
+        wait_for(lambda: trained() == 1, first)
+        first.kill()
+        first.wait()
+        wait_for(lambda: not any("flower-superlink" in line for line in running_in(tmp_path)))
+        second = serve()
+        ends.callback(second.kill)
+        assert second.wait(LONG) == 0, (tmp_path / "log").read_text()[-3000:]
+        assert trained() == 3, "the round that was committed was not repeated"
+    wait_for(lambda: running_in(tmp_path) == [])
+
+
+def wait_for(holds: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
+    deadline = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None
+        time.sleep(0.1)

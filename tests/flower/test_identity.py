@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node is who its registered key says, and keeps its number for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+from flwr.app import Message
+from flwr.proto.node_pb2 import NodeInfo
+
+from fedquit.data.federated import FederatedData
+from fedquit.errors import InputError, RequestError
+from fedquit.flower.client import home_from
+from fedquit.flower.identity import fingerprint, identity_of
+from fedquit.flower.roster import Identity, Roster
+from fedquit.models import FunctionalModel
+from flower.grid_world import World
+
+pytestmark = pytest.mark.flower
+
+KEY = b"a public key"
+
+
+def test_a_registered_key_is_the_identity_whatever_the_node_claims() -> None:
+    node = NodeInfo(node_id=5, public_key=KEY, name="hospital")
+    assert identity_of(node, "3") == Identity(f"key:{fingerprint(KEY)}", "hospital", True)
+    assert identity_of(NodeInfo(node_id=99, public_key=KEY, name="hospital"), None) == identity_of(node, "7")
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_a_node_that_registered_itself_is_only_what_it_claims(name: str | None) -> None:
+    node = NodeInfo(node_id=5, public_key=KEY, name=name)
+    assert identity_of(node, "3") == Identity("partition:3", "", False)
+    for odd in (None, "", "-1", "../x", "3" * 10, 3):
+        assert identity_of(node, odd) is None
+
+
+def test_numbers_are_given_in_order_kept_and_never_given_twice(tmp_path: Path) -> None:
+    roster = Roster(tmp_path)
+    b, a, c = (Identity(f"key:{n}{n}{n}{n}{n}{n}{n}{n}", n, True) for n in "bac")
+    roster.enrol([(b, 1), (a, 2)])
+    roster.enrol([(c, 3), (a, 5)])
+    expected = [("a", 0, 5), ("b", 1, 1), ("c", 2, 3)]
+    again = Roster(tmp_path)
+    assert [(m.name, m.number, m.examples) for m in again.members.values()] == expected
+    again.note({1: 9})
+    assert Roster(tmp_path).examples == {0: 5, 1: 9, 2: 3}
+    tens = Roster(tmp_path / "other")
+    tens.enrol([(Identity(f"partition:{i}", "", False), 1) for i in (10, 9, 2)])
+    assert [m.key for m in tens.members.values()] == ["partition:2", "partition:9", "partition:10"]
+
+
+def test_an_operator_names_a_client_in_several_ways(tmp_path: Path) -> None:
+    roster = Roster(tmp_path)
+    roster.enrol(
+        [(Identity("key:abcdef0123456789", "north", True), 1), (Identity("key:abcdef01ffff", "south", True), 1)]
+    )
+    assert roster.find("north").number == 0
+    assert roster.find("1").name == "south"
+    assert roster.find("abcdef012345").name == "north"
+    assert roster.find("key:abcdef01ffff").name == "south"
+    for words in ("", "abcdef01", "abc", "west"):
+        with pytest.raises(RequestError, match="must name one: known are 0: north, 1: south"):
+            roster.find(words)
+
+
+def test_a_client_keeps_its_number_behind_another_node_and_a_ghost_is_not_asked(
+    toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path
+) -> None:
+    world = World(toy_data, toy_model, tmp_path)
+    ghost = world.node_of(1)
+
+    def restarts(message: Message) -> None:
+        """In the first round, the node comes back under another id, and the old one seems to be online still."""
+        if message.metadata.message_type == "train.fedquit" and 1 not in world.grid.nodes:
+            world.grid.nodes[1] = dataclasses.replace(ghost, id=1, asked=[])
+            ghost.deaf = True
+            ghost.asked.clear()
+
+    world.grid.before = restarts
+    world.serve(world.config(train={"rounds": 3, "batch_size": 8}))
+    assert world.grid.nodes[1].asked.count("train.fedquit") == 2
+    assert ghost.asked.count("train.fedquit") == 1, "in the first round, and then never again"
+    clients = json.loads((tmp_path / "state" / "clients.json").read_text())
+    assert [(m["number"], m["key"].partition(":")[0]) for m in clients] == [(i, "key") for i in range(5)]
+
+
+def test_a_home_is_the_nodes_own_or_one_below_the_runs(tmp_path: Path) -> None:
+    from flwr.app import Context, RecordDict
+
+    def context(node: dict[str, str | int], run: dict[str, str]) -> Context:
+        return Context(1, 2, node, RecordDict(), run)  # type: ignore[arg-type]
+
+    assert home_from(context({"fedquit-home": "/h"}, {"fedquit.home": "/r"})) == Path("/h")
+    assert home_from(context({"partition-id": 3}, {"fedquit.home": "/r"})) == Path("/r/partition-3")
+    with pytest.raises(InputError, match="has no home"):
+        home_from(context({"partition-id": 3}, {"fedquit.home": ""}))

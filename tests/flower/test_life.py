@@ -1,0 +1,578 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a federation that forgets: requests come in, are served once, and nobody who was forgotten comes back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+import torch
+from flwr.app import Message
+
+from fedquit import files
+from fedquit.core import ClientId, Params
+from fedquit.data.federated import FederatedData
+from fedquit.errors import RequestError, StoreError
+from fedquit.flower import wire
+from fedquit.flower.outbox import Inbox
+from fedquit.flower.server import Outcome
+from fedquit.models import FunctionalModel
+from fedquit.store import load_params
+from flower.grid_world import World, lines
+
+pytestmark = pytest.mark.flower
+
+MakeWorld = Callable[..., World]
+LONG: dict[str, Any] = {"train": {"rounds": 3, "batch_size": 8, "lr": 0.1}}
+
+
+@pytest.fixture
+def make(toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path) -> MakeWorld:
+    def made(name: str = "world", **options: Any) -> World:
+        return World(toy_data, toy_model, tmp_path / name, **options)
+
+    return made
+
+
+def words_of(message: Message) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(str(message.content.config_records[wire.ASK]["words"]))
+    return found
+
+
+def at_task(world: World, phase: str, act: Callable[[ClientId], None]) -> None:
+    """Act whenever a task of that phase is about to be sent to a client."""
+
+    def before(message: Message) -> None:
+        if message.metadata.message_type == "train.fedquit" and words_of(message)["address"]["phase"] == phase:
+            act(words_of(message)["client"])
+
+    world.grid.before = before
+
+
+def files_once(world: World, client: ClientId, **what: Any) -> Callable[[ClientId], None]:
+    def act(_asked: ClientId) -> None:
+        if not world.outbox(client).entries():
+            world.outbox(client).file(**what)
+
+    return act
+
+
+def seen(outcome: Outcome) -> list[tuple[ClientId, str, str, bool]]:
+    return [(e.client, e.status, e.method, e.fallback) for e in outcome.erasures]
+
+
+def same(a: Params, b: Params) -> bool:
+    return all(torch.equal(a[n], p) for n, p in b.items())
+
+
+def test_a_request_travels_with_a_reply_is_served_and_training_goes_on_without_the_client(make: MakeWorld) -> None:
+    world = make()
+    at_task(world, "train", files_once(world, 1))
+    asked: list[tuple[str, ClientId]] = []
+    filing = world.grid.before
+
+    def noting(message: Message) -> None:
+        filing(message)
+        if message.metadata.message_type == "train.fedquit":
+            asked.append((words_of(message)["address"]["phase"], words_of(message)["client"]))
+
+    world.grid.before = noting
+    found = world.serve(world.config(**LONG))
+    assert seen(found) == [(1, "done", "fedquit", False)]
+    assert [s for s, _ in found.erasures[0].history] == ["received", "started", "unlearned", "recovered", "done"]
+    assert found.erased == {1}
+    assert found.rounds == 3, "the rounds that remain are trained"
+    by_phase = {p: {c for q, c in asked if q == p} for p, _ in asked}
+    others = {0, 2, 3, 4}
+    assert by_phase == {"train": others | {1}, "unlearn-0": {1}, "recover-0": others, "train-1": others}
+    assert [e.status for e in world.outbox(1).entries()] == ["served"], "and its owner can see it"
+    assert found.erasures[0].told
+    assert found.erasures[0].costs["unlearning"]["participations"] == 1
+
+
+def old_models(world: World, before: Params) -> list[str]:
+    """Files of the server that hold the model before."""
+    found = []
+    for path in sorted((world.folder / "state").rglob("*.safetensors")):
+        flat, _ = load_params(path)
+        stored = {n.removeprefix("params:"): p for n, p in flat.items()}
+        if same(before, {n: stored[n] for n in before}):
+            found.append(path.name)
+    return found
+
+
+def test_nothing_from_before_the_unlearning_is_left_on_disk(make: MakeWorld) -> None:
+    world = make()
+    before = world.serve(world.config()).params
+    assert old_models(world, before) == ["model.safetensors", "state.safetensors"]
+    world.outbox(1).file()
+    meanwhile: list[list[str]] = []
+    at_task(world, "recover-0", lambda _: meanwhile.append(old_models(world, before)))
+    world.serve(world.config())
+    assert meanwhile == [["before.safetensors"]] * 4, "while it recovers, methods may look back"
+    assert old_models(world, before) == []
+    assert [p.name for p in (world.folder / "state" / "phases").iterdir()] == ["000003"]
+
+
+def test_the_forgotten_never_take_part_again_whatever_happens(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(1).file()
+    world.serve(world.config())
+    world.trained_by()
+    assert world.serve(world.config(**LONG)).rounds == 3
+    assert world.trained_by() == {0, 2, 3, 4}
+    world.grid.nodes[99] = dataclasses.replace(world.node_of(1), id=99)  # the same key behind another node
+    del world.grid.nodes[world.node_of(1).id]
+    world.serve(world.config(train={"rounds": 5, "batch_size": 8}))
+    assert world.trained_by() == {0, 2, 3, 4}
+
+
+def test_a_forgotten_client_refuses_to_work_even_if_it_is_asked(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(1).file()
+    world.serve(world.config())
+    books = json.loads((world.folder / "state" / "ledger.json").read_text())
+    (world.folder / "state" / "ledger.json").write_text(json.dumps({**books, "erased": []}))
+    world.serve(world.config(**LONG))
+    assert any(
+        "client 1" in line and "has been forgotten at its owner's request" in line for line in lines(world.folder)
+    )
+
+
+def test_several_requests_are_served_in_one_round_or_one_after_another(make: MakeWorld) -> None:
+    phases: dict[bool, list[str]] = {}
+    for together in (True, False):
+        world = make(f"together-{together}")
+        config = world.config(together=together)
+        world.serve(config)
+        for client in (1, 3):
+            world.outbox(client).file()
+        found = world.serve(config)
+        assert seen(found) == [(1, "done", "fedquit", False), (3, "done", "fedquit", False)]
+        events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+        names = [e["phase"] for e in events if e["event"] == "reply" and e["phase"] != "train"]
+        phases[together] = list(dict.fromkeys(names))
+    assert phases[True] == ["unlearn-0", "recover-0"]
+    assert phases[False] == ["unlearn-0", "recover-0", "unlearn-1", "recover-1"]
+
+
+def test_samples_are_forgotten_and_never_used_again_while_the_client_stays(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(0).file(positions=[3, 1, 7])
+    found = world.serve(world.config())
+    assert seen(found) == [(0, "done", "fedquit", False)]
+    assert found.erased == frozenset()
+    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    told = {(e["phase"], e["split"]): e["examples"] for e in events if e["event"] == "reply" and e["client"] == 0}
+    assert told == {("train", "all"): 23, ("unlearn-0", "forget"): 3, ("recover-0", "retain"): 20}
+    world.serve(world.config(**LONG))
+    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    assert next(e["examples"] for e in events if e.get("phase") == "train-1" and e["client"] == 0) == 20
+    clients = json.loads((world.folder / "state" / "clients.json").read_text())
+    assert clients[0]["examples"] == 20
+
+
+def test_forgotten_samples_are_out_of_the_very_next_round_of_training(make: MakeWorld) -> None:
+    world = make()
+    at_task(world, "train", files_once(world, 0, positions=[3, 1, 7]))
+    world.serve(world.config(**LONG))
+    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    after = [e["examples"] for e in events if e.get("phase") == "train-1" and e["client"] == 0]
+    assert after == [20, 20]
+
+
+def test_a_fraction_of_samples_is_drawn_once_and_written_down(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    filed = world.outbox(3).file(fraction=0.2)
+    world.serve(world.config())
+    entry = world.outbox(3).get(filed.id)
+    assert entry.status == "served"
+    assert len(entry.positions) == 6
+    assert len(set(entry.positions)) == 6
+    assert max(entry.positions) < 30
+
+
+@pytest.mark.parametrize(
+    ("positions", "sentence"),
+    [([8], "names sample 8, and this client has 8"), (list(range(8)), "every sample that is left")],
+)
+def test_samples_that_cannot_be_forgotten_are_refused_at_the_client(
+    positions: list[int], sentence: str, make: MakeWorld
+) -> None:
+    world = make()
+    world.outbox(1).file(positions=positions)
+    found = world.serve(world.config())
+    assert found.erasures == ()
+    (entry,) = world.outbox(1).entries()
+    assert entry.status == "refused"
+    assert sentence in entry.reason
+
+
+def test_an_operator_can_file_a_request_by_name_or_key(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    clients = json.loads((world.folder / "state" / "clients.json").read_text())
+    Inbox(world.folder / "state").file("hospital-4")
+    Inbox(world.folder / "state").file(clients[2]["key"])
+    Inbox(world.folder / "state").file("nobody")
+    found = world.serve(world.config())
+    assert {(e.client, e.status, e.source) for e in found.erasures} == {
+        (4, "done", "operator"),
+        (2, "done", "operator"),
+    }
+    assert list(Inbox(world.folder / "state").waiting()) == []
+    assert any("'nobody' names 0 clients" in line for line in lines(world.folder))
+
+
+def test_a_client_that_is_asked_for_twice_is_forgotten_once(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(1).file(positions=[0])
+    world.outbox(1).file()
+    Inbox(world.folder / "state").file("hospital-1")
+    found = world.serve(world.config())
+    kinds = {(e.source, e.kind): (e.status, e.method) for e in found.erasures}
+    assert kinds == {
+        ("client", "client"): ("done", "fedquit"),
+        ("client", "samples"): ("done", ""),
+        ("operator", "client"): ("done", ""),
+    }
+    assert {e.status for e in world.outbox(1).entries()} == {"served"}
+
+
+def test_before_the_first_round_there_is_nothing_to_forget(make: MakeWorld) -> None:
+    world = make()
+    world.outbox(1).file()
+    found = world.serve(world.config())
+    assert seen(found) == [(1, "done", "", False)]
+    assert world.trained_by() == {0, 2, 3, 4}
+
+
+def test_the_last_client_cannot_be_forgotten(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    for client in range(5):
+        world.outbox(client).file()
+    found = world.serve(world.config(together=False))
+    assert [s for _, s, _, _ in seen(found)] == ["done"] * 4 + ["failed"]
+    assert "drop the model instead" in found.erasures[4].reason
+
+
+def test_an_unauthenticated_node_is_refused_unless_that_is_allowed(make: MakeWorld) -> None:
+    world = make(authenticated=False)
+    world.serve(world.config())
+    world.outbox(1).file()
+    found = world.serve(world.config())
+    assert [(e.client, e.status, e.authenticated) for e in found.erasures] == [(1, "failed", False)]
+    assert "allow-unauthenticated" in found.erasures[0].reason
+    assert found.erased == frozenset()
+    (entry,) = world.outbox(1).entries()
+    assert entry.status == "refused", "and its owner can see it"
+    world.outbox(1).file()
+    found = world.serve(world.config(allow_unauthenticated=True))
+    assert [(e.client, e.status) for e in found.erasures] == [(1, "failed"), (1, "done")]
+
+
+def test_a_client_that_comes_back_before_its_deadline_is_served_once(make: MakeWorld) -> None:
+    world, plain = make(), make("plain")
+    for w in (world, plain):
+        w.serve(w.config())
+        w.outbox(1).file()
+    gone: list[float] = []
+
+    def dies(_client: ClientId) -> None:
+        if not gone:
+            gone.append(world.time.time + 200)
+            world.node_of(1).online = False
+
+    at_task(world, "unlearn-0", dies)
+    world.time.wakes.append(lambda now: setattr(world.node_of(1), "online", not gone or now > gone[0]))
+    found = world.serve(world.config())
+    assert seen(found) == [(1, "done", "fedquit", False)]
+    asked = [line for line in lines(world.folder) if "asking client 1 (hospital-1) again" in line]
+    assert 5 <= len(asked) <= 8, "it says so about every half minute, not all the time"
+    assert world.time.time < gone[0] + 10, "and notices soon that it is back"
+    assert same(found.params, plain.serve(plain.config()).params)
+
+
+@pytest.mark.parametrize("fallback", ["not", "retrain"])
+def test_a_client_that_never_comes_back_is_forgotten_by_the_fallback(fallback: str, make: MakeWorld) -> None:
+    world = make()
+    config = world.config(fallback=fallback, deadline=300.0)
+    before = world.serve(config).params
+    world.outbox(1).file()
+    at_task(world, "unlearn-0", lambda _: setattr(world.node_of(1), "online", False))
+    found = world.serve(config)
+    assert seen(found) == [(1, "done", fallback, True)]
+    assert "did not answer before the deadline" in found.erasures[0].reason
+    assert found.erased == {1}
+    assert 1e9 + 300 <= world.time.time < 1e9 + 320
+    assert not same(found.params, before)
+    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    asked = [e for e in events if e["event"] == "reply" and "fallback" in e["phase"]]
+    assert {e["client"] for e in asked} == {0, 2, 3, 4}
+    rounds = {e["phase"]: e["round"] + 1 for e in asked}
+    expected = {"recover-0-fallback": 1} if fallback == "not" else {"unlearn-0-fallback": 2}
+    assert rounds == expected
+
+
+def test_a_server_that_comes_back_after_the_deadline_still_asks_once(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config(deadline=300.0))
+    world.outbox(1).file()
+    at_task(world, "unlearn-0", lambda _: _stop_the_server())
+    with pytest.raises(Killed):
+        world.serve(world.config(deadline=300.0))
+    world.grid.before = lambda message: None
+    world.time.time += 10_000
+    assert seen(world.serve(world.config(deadline=300.0))) == [(1, "done", "fedquit", False)]
+
+
+def _stop_the_server() -> None:
+    raise Killed
+
+
+def test_a_leaving_client_whose_answers_cannot_be_used_is_not_asked_for_ever(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(1).file()
+
+    def nan(reply: Message) -> list[Message]:
+        if wire.PARAMS in reply.content:
+            params = wire.params_from_record(reply.content.array_records[wire.PARAMS])
+            reply.content[wire.PARAMS] = wire.params_to_record({n: p * float("nan") for n, p in params.items()})
+        return [reply]
+
+    world.node_of(1).spoil = nan
+    found = world.serve(world.config())
+    assert seen(found) == [(1, "done", "not", True)]
+    assert "no answer that can be used, 3 times" in found.erasures[0].reason
+
+
+def test_a_part_of_a_model_never_becomes_the_model(make: MakeWorld) -> None:
+    world = make()
+    config = world.config(method={"name": "pga"})  # whose answers only the client could foretell
+    world.serve(config)
+    world.outbox(1).file()
+
+    def part(reply: Message) -> list[Message]:
+        if wire.PARAMS in reply.content:
+            del reply.content.array_records[wire.PARAMS][next(iter(reply.content.array_records[wire.PARAMS]))]
+        return [reply]
+
+    world.node_of(1).spoil = part
+    found = world.serve(config)
+    assert seen(found) == [(1, "done", "not", True)]
+    assert "has other parameters than expected" in found.erasures[0].reason
+
+
+def test_what_a_method_does_not_define_is_served_by_the_fallback(make: MakeWorld) -> None:
+    world = make()
+    config = world.config(method={"name": "pga"})
+    world.serve(config)
+    world.outbox(1).file(positions=[0, 1])
+    found = world.serve(config)
+    assert seen(found) == [(1, "done", "not", True)]
+    assert "PGA forgets whole clients" in found.erasures[0].reason
+
+
+def test_what_a_method_defines_for_one_client_only_is_served_one_after_another(make: MakeWorld) -> None:
+    world = make()
+    config = world.config(method={"name": "fedosd", "unlearning_rounds": 1})
+    world.serve(config)
+    for client in (1, 3):
+        world.outbox(client).file()
+    assert seen(world.serve(config)) == [(1, "done", "fedosd", False), (3, "done", "fedosd", False)]
+
+
+def test_a_request_that_comes_in_during_recovery_is_served_next(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(1).file()
+    at_task(world, "recover-0", files_once(world, 2))
+    found = world.serve(world.config())
+    assert seen(found) == [(1, "done", "fedquit", False), (2, "done", "fedquit", False)]
+    assert found.erased == {1, 2}
+
+
+@pytest.mark.parametrize("method", ["retrain", "federaser"])
+def test_a_request_in_the_middle_of_training_undoes_as_many_rounds_as_there_were(method: str, make: MakeWorld) -> None:
+    world = make()
+    at_task(world, "train", files_once(world, 1))
+    found = world.serve(world.config(method={"name": method}, **LONG))
+    assert seen(found) == [(1, "done", method, False)]
+    said = [line for line in lines(world.folder) if line.startswith("unlearning round")]
+    assert said == ["unlearning round 0 of 1", "unlearning round 1 of 1"]
+    assert found.rounds == 3
+
+
+def test_recovery_ends_once_the_accuracy_is_there(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(1).file()
+    accuracies = iter([10.0, 20.0, 30.0, 60.0, *[61.0] * 9])
+    found = world.serve(world.config(recover_rounds=9, recover_until=60.0), evaluate=lambda params: next(accuracies))
+    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    assert {e["round"] for e in events if e.get("phase") == "recover-0"} == {0}
+    assert found.erasures[0].accuracy == {"before": 10.0, "unlearned": 20.0, "recovered": 61.0}
+
+
+def test_what_a_leaving_client_has_answered_is_kept_though_it_is_gone_when_the_server_is_back(make: MakeWorld) -> None:
+    world, plain = make(), make("plain")
+    for w in (world, plain):
+        w.serve(w.config())
+        for client in (1, 3):
+            w.outbox(client).file()
+
+    def killed(client: ClientId) -> None:
+        world.node_of(3).deaf = True
+
+    at_task(world, "unlearn-0", killed)
+
+    def die(_now: float) -> None:
+        raise Killed
+
+    world.time.wakes.append(die)
+    with pytest.raises(Killed):
+        world.serve(world.config())
+    world.time.wakes.clear()
+    world.grid.before = lambda message: None
+    world.node_of(1).online = False
+    world.node_of(3).deaf = False
+    found = world.serve(world.config())
+    assert seen(found) == [(1, "done", "fedquit", False), (3, "done", "fedquit", False)]
+    assert same(found.params, plain.serve(plain.config()).params)
+
+
+def test_a_state_folder_belongs_to_one_seed_and_one_network(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    with pytest.raises(StoreError, match="another network and seed"):
+        world.serve(world.config(seed=1))
+
+
+def test_a_client_keeps_no_more_at_home_than_a_round_that_is_repeated_may_need(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config(method={"name": "pga"}, train={"rounds": 6, "batch_size": 8}))
+    kept = [p.name for p in (world.home(1) / "memory").rglob("*.safetensors")]
+    assert len(kept) == 2, "what the last round left, and what it found"
+
+
+def test_a_home_is_of_one_client_and_asks_once(make: MakeWorld) -> None:
+    world = make()
+    world.outbox(1).file(positions=[1])
+    world.outbox(1).file()
+    with pytest.raises(RequestError, match="asked to be forgotten already"):
+        world.outbox(1).file()
+    with pytest.raises(RequestError, match="not both"):
+        world.outbox(2).file(positions=[1], fraction=0.5)
+    with pytest.raises(RequestError, match="between 0 and 1"):
+        world.outbox(2).file(fraction=1.5)
+    with pytest.raises(RequestError, match="each named once"):
+        world.outbox(2).file(positions=[1, 1])
+
+
+class Killed(BaseException):
+    """The machine stops."""
+
+
+def armed(monkeypatch: pytest.MonkeyPatch, point: int, moment: str, writes: list[Path]) -> None:
+    """Stop at one write, before it or after it; the list fills with all writes."""
+    write = files.write_atomic
+
+    def watched(path: Path, content: bytes) -> None:
+        if path.parent.name != "outbox" or path.exists():  # not what the data owner writes
+            writes.append(path)
+        if moment == "before" and len(writes) == point:
+            raise Killed
+        write(path, content)
+        if moment == "after" and len(writes) == point:
+            raise Killed
+
+    monkeypatch.setattr(files, "write_atomic", watched)
+
+
+def killed_everywhere(make: MakeWorld, monkeypatch: pytest.MonkeyPatch, every: int = 1, **settings: Any) -> list[Path]:
+    def lived(name: str, point: int, moment: str) -> tuple[World, Outcome, list[Path]]:
+        """One round, then a request, then another round: what was stopped is started again."""
+        world = make(name)
+        writes = list[Path]()
+        with monkeypatch.context() as patch:
+            armed(patch, point, moment, writes)
+            for rounds in (1, 2):
+                if rounds == 2 and not world.outbox(1).entries():
+                    files_once(world, 1)(1)
+                train = {"rounds": rounds, "batch_size": 8, "lr": 0.1}
+                config = world.config(recover_rounds=1, train=train, **settings)
+                try:
+                    outcome = world.serve(config)
+                except Killed:
+                    outcome = world.serve(config)
+        return world, outcome, writes
+
+    _, expected, writes = lived("straight", 0, "never")
+    for point in range(1, len(writes) + 1, every):
+        moment = ("before", "after")[point % 2]
+        where = f"{moment} write {point}, {writes[point - 1].name}"
+        world, found, _ = lived(f"killed-{point}", point, moment)
+        assert same(found.params, expected.params), where
+        assert seen(found) == seen(expected), where
+        assert found.erased == expected.erased, where
+        assert [e.status for e in world.outbox(1).entries()] == ["served"], where
+        events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+        at = [(e["round"], e["question"], e["client"]) for e in events if e.get("phase") == "unlearn-0"]
+        assert len(at) == len(set(at)), f"{where}: asked again though the answer was on disk"
+        after = [e for e in events if e["event"] == "reply" and e["phase"] in ("recover-0", "train-1")]
+        assert all(e["client"] != 1 for e in after), where
+    return writes
+
+
+@pytest.fixture
+def few(toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path) -> MakeWorld:
+    small = dataclasses.replace(toy_data, train={c: toy_data.train[c][:8] for c in (0, 1, 2)})
+
+    def made(name: str = "world", **options: Any) -> World:
+        return World(small, toy_model, tmp_path / name, **options)
+
+    return made
+
+
+def test_killed_at_a_write_the_server_ends_as_if_nothing_had_happened(
+    few: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = {"name": "pga", "epochs": 1.0}  # its client builds on what it kept at home
+    writes = killed_everywhere(few, monkeypatch, every=2, method=method)
+    names = [p.name for p in writes]
+    assert names.count("ledger.json") >= 6
+    assert "before.safetensors" in names
+    assert any("journal" in p.parts for p in writes)
+    assert any("memory" in p.parts for p in writes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedquit", "lr": 1e-2},
+        {"name": "pga", "epochs": 1.0},
+        {"name": "seam_methods:CountTwice"},  # and does so within a round
+        {"name": "federaser"},  # a server that keeps a history
+        {"name": "fukd", "epochs": 1.0},  # and one that adds up
+        {"name": "mode", "unlearning_rounds": 2, "degradation_rounds": 1},  # several questions in several rounds
+    ],
+)
+def test_killed_at_every_write_of_every_kind_of_method(
+    method: dict[str, Any], few: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_everywhere(few, monkeypatch, method=method)

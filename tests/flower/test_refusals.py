@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server does when somebody does not answer, or not as asked: the round goes on, and the log says why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+
+from fedquit.core import Params
+from fedquit.data.federated import FederatedData
+from fedquit.flower import wire
+from fedquit.flower.engine import NodesMissing, TooFewReplies
+from fedquit.models import FunctionalModel
+from flower.grid_world import Spoil, World, lines
+
+pytestmark = pytest.mark.flower
+
+MakeWorld = Callable[..., World]
+ONE_ROUND: dict[str, Any] = {"train": {"rounds": 1, "batch_size": 8, "lr": 0.1}}
+
+
+@pytest.fixture
+def make(toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path) -> MakeWorld:
+    def made(name: str = "world", **options: Any) -> World:
+        return World(toy_data, toy_model, tmp_path / name, **options)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def without_two(
+    toy_data: FederatedData, toy_model: FunctionalModel, tmp_path_factory: pytest.TempPathFactory
+) -> Params:
+    """The model after one round in which client 2 has given no answer at all."""
+    world = World(toy_data, toy_model, tmp_path_factory.mktemp("without"))
+    world.node_of(2).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
+    return world.serve(world.config(**ONE_ROUND)).params
+
+
+def changed(how: Callable[[Params], Params]) -> Spoil:
+    """A reply to a task with other parameters."""
+
+    def spoil(reply: Message) -> list[Message]:
+        if reply.has_content() and wire.PARAMS in reply.content:
+            params = how(wire.params_from_record(reply.content.array_records[wire.PARAMS]))
+            reply.content[wire.PARAMS] = wire.params_to_record(params)
+        return [reply]
+
+    return spoil
+
+
+def reworded(**changes: Any) -> Spoil:
+    """A reply to a task with other words."""
+
+    def spoil(reply: Message) -> list[Message]:
+        if reply.has_content() and wire.PARAMS in reply.content:
+            words = json.loads(str(reply.content.config_records[wire.REPLY]["words"])) | changes
+            reply.content[wire.REPLY] = ConfigRecord({"words": json.dumps(words)})
+        return [reply]
+
+    return spoil
+
+
+def headless(reply: Message) -> list[Message]:
+    """A tensor whose head promises more numbers than there are."""
+    if reply.has_content() and wire.PARAMS in reply.content:
+        record = reply.content.array_records[wire.PARAMS]
+        name = next(iter(record))
+        array = record[name]
+        record[name] = Array(array.dtype, array.shape, array.stype, array.data[:-8])
+    return [reply]
+
+
+def from_another_node(reply: Message) -> list[Message]:
+    if reply.metadata.message_type.startswith("train"):
+        reply.metadata.__dict__["_src_node_id"] = 12345
+    return [reply]
+
+
+def second_set(reply: Message) -> list[Message]:
+    if reply.has_content() and wire.PARAMS in reply.content:
+        reply.content["another"] = ArrayRecord()
+    return [reply]
+
+
+def with_first(how: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
+    return changed(lambda p: {n: how(t) if i == 0 else t for i, (n, t) in enumerate(p.items())})
+
+
+REFUSALS: dict[str, tuple[Spoil, str]] = {
+    "NaN": (with_first(lambda t: t * float("nan")), "holds NaN or infinity"),
+    "infinity": (with_first(lambda t: t / 0), "holds NaN or infinity"),
+    "another shape": (with_first(lambda t: t.reshape(-1)), "has shape"),
+    "another dtype": (with_first(lambda t: t.float()), "is torch.float32 where torch.float64"),
+    "a parameter too few": (changed(lambda p: dict(list(p.items())[1:])), "other parameters than asked for"),
+    "a parameter too many": (changed(lambda p: {**p, "x": torch.zeros(1)}), "other parameters than asked for"),
+    "nothing": (changed(lambda p: {}), "other parameters than asked for"),
+    "a huge payload": (changed(lambda p: {**p, "x": torch.zeros(10**5)}), "is too large"),
+    "a second set": (second_set, "one set of parameters"),
+    "a broken tensor": (headless, "its head does not describe it"),
+    "the wrong node": (from_another_node, "which was not asked"),
+    "another question": (reworded(question="f/1/1"), "answers another question"),
+    "a negative count": (reworded(examples=-1), "number of examples is -1"),
+    "a count that is none": (reworded(examples=True), "number of examples is True"),
+    "a loss that is none": (reworded(loss="low"), "loss is 'low'"),
+    "a strange request": (reworded(**{"forget-pending": [{"request": "a", "kind": "all"}]}), "neither of a client"),
+    "too many requests": (
+        reworded(**{"forget-pending": [{"request": f"{i:x}", "kind": "client"} for i in range(17)]}),
+        "17 pending requests, and 16 are the most",
+    ),
+    "a path for a request": (reworded(**{"forget-pending": [{"request": "../x", "kind": "client"}]}), "cannot be read"),
+    "a request that is none": (reworded(**{"forget-pending": [3]}), "cannot be read"),
+    "a refusal": (reworded(refused="I do not want to"), "it refuses: I do not want to"),
+    "words that are none": (lambda r: [_worded(r, "{")], "not JSON"),
+    "no words": (lambda r: [_worded(r, 3)], "not one of fedquit's"),
+}
+
+
+def _worded(reply: Message, words: str | int) -> Message:
+    if reply.has_content() and wire.PARAMS in reply.content:
+        reply.content[wire.REPLY] = ConfigRecord({"words": words})
+    return reply
+
+
+@pytest.mark.parametrize("fault", REFUSALS)
+def test_a_reply_that_is_not_what_was_asked_is_refused_and_the_round_goes_on(
+    fault: str, make: MakeWorld, without_two: Params
+) -> None:
+    spoil, sentence = REFUSALS[fault]
+    world = make()
+    world.node_of(2).spoil = spoil
+    found = world.serve(world.config(**ONE_ROUND))
+    said = [line for line in lines(world.folder) if sentence in line]
+    assert len(said) == 1
+    assert said[0].startswith("no reply of client 2 (hospital-2) in round 1 of phase 'train': ")
+    for n, p in without_two.items():
+        assert torch.equal(found.params[n], p), "the mean is over the others"
+
+
+def test_a_second_reply_to_one_question_is_ignored(make: MakeWorld) -> None:
+    world, plain = make(), make("plain")
+    world.node_of(2).spoil = lambda reply: [reply, *changed(lambda p: {n: t + 1 for n, t in p.items()})(copied(reply))]
+    found, expected = world.serve(world.config()), plain.serve(plain.config())
+    assert any("ignored a second reply" in line for line in lines(world.folder))
+    assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
+
+
+def copied(reply: Message) -> Message:
+    from flower.grid_world import arrived
+
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    return arrived(reply)[0]
+
+
+def test_a_late_reply_is_ignored(make: MakeWorld) -> None:
+    world, without = make(), make("without")
+    held: list[Message] = []
+
+    def late(reply: Message) -> list[Message]:
+        if not reply.metadata.message_type.startswith("train"):
+            return [reply]
+        held.append(reply)
+        return held[-2:-1]  # the answer to the last round, which nobody waits for any more
+
+    world.node_of(2).spoil = late
+    without.node_of(2).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
+    found, expected = world.serve(world.config()), without.serve(without.config())
+    assert any("ignored a reply to no question of this round" in line for line in lines(world.folder))
+    assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
+
+
+def test_an_error_is_logged_with_its_reason_and_the_round_goes_on(make: MakeWorld) -> None:
+    world = make()
+    world.grid.before = lambda m: _stop(world, m)
+    found = world.serve(world.config())
+    assert found.rounds == 2
+    assert any("client 3 (hospital-3)" in line and "error 5: Node Unavailable" in line for line in lines(world.folder))
+
+
+def _stop(world: World, message: Message) -> None:
+    if message.metadata.message_type.startswith("train"):
+        world.node_of(3).online = False
+
+
+def test_too_few_replies_repeat_the_round_and_then_stop_with_a_sentence(make: MakeWorld) -> None:
+    world = make()
+    for client in (0, 1, 2):
+        world.node_of(client).spoil = with_first(lambda t: t * float("nan"))
+    with pytest.raises(TooFewReplies, match=r"2 of 5 clients answered in round 1 of phase 'train', and 3 are needed"):
+        world.serve(world.config())
+    assert sum("the round is repeated" in line for line in lines(world.folder)) == 2
+    again = make("again")
+    for client in (0, 1, 2):
+        again.node_of(client).spoil = with_first(lambda t: t * float("nan"))
+    assert again.serve(again.config(min_replies=2)).rounds == 2
+
+
+def test_a_round_without_enough_nodes_waits_speaks_and_gives_up(make: MakeWorld) -> None:
+    world = make()
+    for client in (1, 2, 3, 4):
+        world.node_of(client).online = False
+    with pytest.raises(NodesMissing, match=r"needs 3 nodes .* missing: 2 nodes that have never been here"):
+        world.serve(world.config(min_nodes=3, wait=100.0))
+    said = [line for line in lines(world.folder) if line.startswith("waiting up to 100 s: ")]
+    assert len(said) == 4, "at once, and then about every half minute"
+    assert 1e9 + 100 <= world.time.time < 1e9 + 110
+
+
+def test_a_node_that_comes_late_is_waited_for_and_named_while_it_is_away(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config(train={"rounds": 1, "batch_size": 8}))
+    for client in (3, 4):
+        world.node_of(client).online = False
+    back = world.time.time + 50
+    world.time.wakes.append(lambda now: setattr(world.node_of(3), "online", now > back))
+    assert world.serve(world.config(train={"rounds": 2, "batch_size": 8}, min_nodes=4)).rounds == 2
+    assert any("missing: client 3 (hospital-3), client 4 (hospital-4)" in line for line in lines(world.folder))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"examples": -3}, "number of examples is -3"),
+        ({"forget-pending": [3]}, "cannot be read"),
+        ({"refused": "x" * 10**5}, "it refuses: xxx"),
+    ],
+)
+def test_a_node_that_says_nonsense_about_itself_is_left_out_and_stops_nobody(
+    words: dict[str, Any], sentence: str, make: MakeWorld
+) -> None:
+    world = make()
+
+    def nonsense(reply: Message) -> list[Message]:
+        if reply.metadata.message_type.startswith("query"):
+            said = wire.words_from_records(reply.content) | words
+            reply.content[wire.REPLY] = ConfigRecord({"words": json.dumps(said)})
+        return [reply]
+
+    world.node_of(4).spoil = nonsense
+    assert world.serve(world.config()).rounds == 2
+    assert "train.fedquit" not in world.node_of(4).asked
+    said = [line for line in lines(world.folder) if sentence in line]
+    assert 1 <= len(said) <= 2
+    assert len(said[0]) < 700
+
+
+def test_a_node_without_fedquit_is_left_out(make: MakeWorld) -> None:
+    from flwr.clientapp import ClientApp
+
+    world = make()
+    world.node_of(4).app = ClientApp()
+    assert world.serve(world.config()).rounds == 2
+    assert "train.fedquit" not in world.node_of(4).asked
+    assert any("did not say who it is" in line for line in lines(world.folder))

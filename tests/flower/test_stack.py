@@ -1,0 +1,490 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys, certificates, commands, surroundings, and processes that are kept running and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fedquit.cli import app
+from fedquit.cli.flower import as_settings
+from fedquit.errors import InputError, StoreError
+from fedquit.flower import demo, reaper, stack
+from fedquit.flower.keys import NodeKey, Tls, make_node_key, make_tls
+from fedquit.flower.processes import (
+    HERE,
+    DeploymentError,
+    Guard,
+    Keeper,
+    Pauses,
+    environment,
+    free_ports,
+    program,
+    reason,
+    tail,
+)
+from fedquit.flower.stack import Control, Node, as_toml, superlink_command, supernode_command
+from fedquit.flower.supervise import Link, Plan, see_through
+
+pytestmark = pytest.mark.flower
+QUICK = Pauses(first=0.05, factor=1.0, attempts=3)
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+# Certificates and keys ------------------------------------------------------------------------------------------------
+
+
+def shake_hands(server: Tls, trusted: Path, host: str) -> None:
+    """A whole TLS handshake, in memory."""
+    serving, calling = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(trusted))
+    calling.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
+    serving.load_cert_chain(server.certificate, server.key)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        serving.wrap_bio(to_server, to_client, server_side=True),
+        calling.wrap_bio(to_client, to_server, server_hostname=host),
+    ]
+    for _ in range(4):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    assert ends[1].version() == "TLSv1.3"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_certificate_holds_for_this_machine(host: str, tmp_path: Path) -> None:
+    made = make_tls(tmp_path)
+    shake_hands(made, made.authority, host)
+
+
+def test_the_certificate_holds_for_no_other_host_and_no_other_authority(tmp_path: Path) -> None:
+    made, other = make_tls(tmp_path / "one"), make_tls(tmp_path / "other")
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        shake_hands(made, made.authority, "example.org")
+    with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
+        shake_hands(made, other.authority, "localhost")
+
+
+def test_a_node_key_is_what_flower_wants(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    made = make_node_key(tmp_path, "node")
+    private, public = (
+        load_ssh_private_key(made.private.read_bytes(), None),
+        load_ssh_public_key(made.public.read_bytes()),
+    )
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(private.curve, ec.SECP384R1)
+    assert private.public_key() == public
+
+
+def test_nobody_else_can_read_a_secret_and_none_is_overwritten(tmp_path: Path) -> None:
+    secrets = [make_tls(tmp_path).key, make_node_key(tmp_path, "node").private]
+    assert [path.stat().st_mode & 0o777 for path in secrets] == [0o600, 0o600]
+    before = secrets[1].read_bytes()
+    with pytest.raises(StoreError, match="never overwritten"):
+        make_node_key(tmp_path, "node")
+    assert secrets[1].read_bytes() == before
+
+
+# Commands and surroundings --------------------------------------------------------------------------------------------
+
+
+NAMES = st.from_regex(r"[a-z][a-z-]{0,8}", fullmatch=True)
+VALUES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.integers(-9, 9) | st.booleans()
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=4))
+@settings(deadline=None)  # the first example imports Flower
+def test_settings_arrive_as_they_were(values: dict[str, str | int | bool]) -> None:
+    from flwr.common.config import parse_config_args
+
+    assert parse_config_args([as_toml(values)] if values else None) == values
+
+
+def test_a_secure_superlink_asks_for_keys_and_installs_nothing(tmp_path: Path) -> None:
+    tls = Tls(tmp_path / "ca", tmp_path / "certificate", tmp_path / "key")
+    words = superlink_command(9000, tmp_path / "db", tls, "secure")
+    assert "--enable-supernode-auth" in words
+    assert "--insecure" not in words
+    assert words[words.index("--ssl-keyfile") + 1] == str(tls.key)
+    assert words[words.index("--database") + 1] == str(tmp_path / "db")
+    for mode in ("secure", "insecure", "simulation"):
+        assert "--disable-runtime-dependency-installation" in superlink_command(9000, tmp_path / "db", tls, mode)
+    assert "--insecure" in superlink_command(9000, tmp_path / "db", tls, "insecure")
+
+
+def test_a_secure_superlink_without_certificates_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="certificate"):
+        superlink_command(9000, tmp_path / "db", None, "secure")
+
+
+def test_a_node_shows_its_key_to_a_superlink_that_it_checks(tmp_path: Path) -> None:
+    node = Node("n", 9001, {"partition-id": 3, "home": "a b"}, NodeKey(tmp_path / "k", tmp_path / "k.pub"))
+    words = supernode_command(node, "host:9000", tmp_path / "ca", None)
+    assert words[words.index("--root-certificates") + 1] == str(tmp_path / "ca")
+    assert words[words.index("--auth-supernode-private-key") + 1] == str(tmp_path / "k")
+    assert words[words.index("--node-config") + 1] == 'partition-id=3 home="a b"'
+    assert "--insecure" not in words
+    assert "--insecure" in supernode_command(Node("n", 9001, {}), "host:9000", None, None)
+
+
+def test_nothing_calls_home_and_relative_paths_still_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")  # a command of an environment that nobody activated
+    monkeypatch.setenv("PYTHONPATH", "src")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
+    env = environment(Path("home"), "m")
+    assert (env["FLWR_TELEMETRY_ENABLED"], env["FLWR_DISABLE_UPDATE_CHECK"], env["RAY_USAGE_STATS_ENABLED"]) == (
+        "0",
+        "1",
+        "0",
+    )
+    assert env["FLWR_HOME"] == str(tmp_path / "home")
+    assert env["PYTHONPATH"] == str(tmp_path / "src")
+    assert env["NO_PROXY"] == "127.0.0.1,localhost,example.org"
+    assert Path(env["PATH"].split(os.pathsep)[0], "flower-superexec").exists(), "Flower finds its helpers by the path"
+    assert env[reaper.VARIABLE] == "m"
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DeploymentError, match=r"pip install 'fedquit\[flower\]'"):
+        program("flwr")
+
+
+def test_free_ports_are_free_and_different() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as probe:
+            probe.bind((HERE, port))
+
+
+def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedquit.flower.processes.LOW", 23_456)
+    monkeypatch.setattr("fedquit.flower.processes.HIGH", 23_458)
+    with socket.socket() as taken:
+        taken.bind((HERE, 23_456))
+        taken.listen()
+        assert free_ports(1) == [23_457]
+        with pytest.raises(DeploymentError, match="no 2 free ports"):
+            free_ports(2)
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guard() -> Iterator[Guard]:
+    with Guard(grace=0.5) as made:
+        yield made
+
+
+def keeper(guard: Guard, script: str, folder: Path, said: list[str] | None = None) -> Keeper:
+    say = said.append if said is not None else lambda _: None
+    return Keeper(guard, "it", ["sh", "-c", script], folder / "log", dict(os.environ), pauses=QUICK, say=say)
+
+
+def test_a_process_that_is_killed_is_started_again(guard: Guard, tmp_path: Path) -> None:
+    said: list[str] = []
+    kept = keeper(guard, "sleep 1000", tmp_path, said).start()
+    first = kept.pid
+    kept.crash()
+    assert eventually(lambda: kept.starts == 2 and kept.running)
+    assert kept.pid != first
+    assert said == ["it ended (killed by SIGKILL): starting it again in 0 s."]
+    kept.stop()
+    assert not kept.running
+
+
+def test_what_a_killed_process_left_is_gone_before_its_successor_starts(guard: Guard, tmp_path: Path) -> None:
+    lonely = "setsid sleep 1000 & echo $! >> children; wait"  # in a session of its own, like Flower's helpers
+    kept = keeper(guard, f"cd {tmp_path}; {lonely}", tmp_path).start()
+    assert eventually(lambda: (tmp_path / "children").exists() and (tmp_path / "children").read_text().endswith("\n"))
+    child = int((tmp_path / "children").read_text())
+    kept.crash()
+    assert eventually(lambda: kept.starts == 2)
+    assert child not in reaper.marked(guard.mark)
+    kept.stop()
+    assert reaper.marked(guard.mark) == []
+
+
+def test_one_that_fails_again_and_again_is_given_up_with_its_reason(guard: Guard, tmp_path: Path) -> None:
+    said: list[str] = []
+    kept = keeper(guard, "echo 'ERROR : Exit Code: 305'; echo 'Refused.'; exit 1", tmp_path, said).start()
+    assert eventually(lambda: bool(kept.gave_up))
+    assert kept.starts == 4
+    assert kept.gave_up == "it ended 4 times, the last time: Refused."
+    assert said[-1].startswith(kept.gave_up)
+    kept.stop()
+
+
+def test_failures_long_ago_do_not_count(guard: Guard, tmp_path: Path) -> None:
+    kept = Keeper(guard, "it", ["sleep", "0.3"], tmp_path / "log", dict(os.environ), pauses=QUICK, steady=0.2).start()
+    assert eventually(lambda: kept.starts > QUICK.attempts + 2)
+    assert not kept.gave_up
+    kept.stop()
+
+
+def test_one_that_does_not_listen_is_killed(guard: Guard, tmp_path: Path) -> None:
+    kept = keeper(guard, "trap '' TERM; echo up; sleep 1000 & wait; sleep 1000", tmp_path).start()
+    assert eventually(lambda: "up" in kept.tail())
+    kept.stop(grace=0.3)
+    assert not kept.running
+    assert reaper.marked(guard.mark) == []
+
+
+def test_pauses_grow_up_to_a_most() -> None:
+    assert list(Pauses(first=1, factor=2, most=5, attempts=5)) == [1, 2, 4, 5, 5]
+
+
+def test_the_tail_of_a_log_has_no_colours(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("a\nb\n\x1b[92mINFO\x1b[0m: c\n")
+    assert tail(tmp_path / "log", 2) == "b\nINFO: c"
+    assert tail(tmp_path / "none") == "(no log)"
+    assert reason(tmp_path / "log", 3) == "exit code 3"
+    (tmp_path / "log").write_text("ERROR : Exit Code: 305\nFailed.\n[code: 2004] Failed to activate SuperNode.\n")
+    assert "not registered" in reason(tmp_path / "log", 1)
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from fedquit.flower.processes import Guard, orderly_end
+script = "trap '' TERM; setsid sleep 1000 & sleep 1000"
+with orderly_end(), Guard(grace=0.2) as guard:
+    guard.start("it", ["sh", "-c", script], Path(sys.argv[1]), {"PATH": "/usr/bin:/bin"})
+    print(guard.mark, flush=True)
+    time.sleep(1000)
+"""
+
+
+ENDS = {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGKILL: -signal.SIGKILL}
+
+
+@pytest.mark.parametrize(("how", "code"), ENDS.items())
+def test_nothing_outlives_its_parent(how: signal.Signals, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+        assert parent.stdout
+        mark = parent.stdout.readline().strip()
+        assert eventually(lambda: len(reaper.marked(mark)) == 3), "a shell and two that sleep"
+        parent.send_signal(how)
+        assert parent.wait(30) == code
+    assert eventually(lambda: reaper.marked(mark) == [])
+
+
+# Seeing a run through -------------------------------------------------------------------------------------------------
+
+
+class Scripted(Control):
+    """A SuperLink that does what it is told: each run ends as the script says."""
+
+    def __init__(self, ends: list[str]) -> None:
+        self.address, self.ends, self.runs, self.stopped = "nowhere:1", ends, 0, list[int]()
+        self.up = True
+
+    def healthy(self, timeout: float = 3.0) -> bool:
+        return self.up
+
+    def submit(self, app: Path, config: object = None, federation: object = None) -> int:
+        self.runs += 1
+        return self.runs
+
+    def run(self, run: int) -> dict[str, Any]:
+        return {"status": self.ends[run - 1], "status-details": "because"}
+
+    def stop(self, run: int) -> None:
+        self.stopped.append(run)
+
+    def stream(self, run: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(["echo", f"run {run} speaks"], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    (tmp_path / "pyproject.toml").touch()
+    return Plan(tmp_path, pauses=QUICK, patience=0.5)
+
+
+def test_a_run_that_failed_is_submitted_again_until_one_finishes(plan: Plan, tmp_path: Path) -> None:
+    control = Scripted(["finished:failed", "finished:failed", "finished:completed"])
+    heard, said = list[str](), list[str]()
+    assert see_through(plan, control, tmp_path / "memo", say=said.append, hear=heard.append) == 3
+    assert heard == ["run 1 speaks", "run 2 speaks", "run 3 speaks"]
+    assert any("run 2 is lost (finished:failed, because)" in line for line in said)
+
+
+def test_a_supervisor_that_was_restarted_goes_on_with_the_run_under_way(plan: Plan, tmp_path: Path) -> None:
+    control = Scripted(["finished:completed", "finished:completed"])
+    (tmp_path / "memo").write_text('{"run": "2"}')
+    assert see_through(plan, control, tmp_path / "memo") == 2
+    assert control.runs == 0, "nothing was submitted"
+
+
+def test_a_run_that_went_down_with_our_superlink_is_not_waited_for(plan: Plan, guard: Guard, tmp_path: Path) -> None:
+    link, control = keeper(guard, "sleep 1000", tmp_path).start(), Scripted(["finished:completed"])
+    (tmp_path / "memo").write_text('{"run": "7"}')
+    assert see_through(plan, control, tmp_path / "memo", superlink=link) == 1
+    assert control.stopped == [7]
+    assert not (tmp_path / "memo").exists(), "the next `serve` starts a new run"
+    link.stop()
+
+
+def test_there_is_a_limit_to_trying_again(plan: Plan, tmp_path: Path) -> None:
+    control = Scripted(["finished:failed"] * 9)
+    with pytest.raises(DeploymentError, match=r"run 4 is lost, as were 3 before.*failed, because"):
+        see_through(plan, control, tmp_path / "memo")
+    assert control.runs == 1 + QUICK.attempts
+
+
+def test_a_run_that_an_operator_stopped_stays_stopped(plan: Plan, tmp_path: Path) -> None:
+    control = Scripted(["finished:stopped"])
+    with pytest.raises(DeploymentError, match="stopped by an operator"):
+        see_through(plan, control, tmp_path / "memo")
+    assert control.runs == 1
+
+
+def test_when_the_superlink_was_restarted_its_run_is_given_up_at_once(plan: Plan, guard: Guard, tmp_path: Path) -> None:
+    link = keeper(guard, "sleep 1000", tmp_path).start()
+    control = Scripted(["running", "finished:completed"])
+    streamed = control.stream
+
+    def stream(run: int) -> subprocess.Popen[str]:
+        if run == 1:
+            link.crash()
+            eventually(lambda: link.starts == 2)
+        return streamed(run)
+
+    control.stream = stream  # type: ignore[method-assign]
+    assert see_through(plan, control, tmp_path / "memo", superlink=link) == 2
+    assert control.stopped == [1], "the old run would go on as `running` for another minute"
+    link.stop()
+
+
+def test_a_superlink_that_goes_away_while_a_run_is_submitted_is_waited_for(plan: Plan, tmp_path: Path) -> None:
+    control = Scripted(["finished:completed"])
+    submitted = control.submit
+
+    def submit(*_: object) -> int:
+        control.submit = submitted  # type: ignore[method-assign]
+        control.up = False
+        threading.Timer(0.2, lambda: setattr(control, "up", True)).start()
+        raise DeploymentError("no connection")
+
+    control.submit = submit  # type: ignore[assignment, method-assign]
+    assert see_through(plan, control, tmp_path / "memo") == 1
+
+
+def test_an_app_that_cannot_be_submitted_is_told_at_once(plan: Plan, tmp_path: Path) -> None:
+    control = Scripted([])
+
+    def submit(*_: object) -> int:
+        raise DeploymentError("no such key")
+
+    control.submit = submit  # type: ignore[assignment, method-assign]
+    with pytest.raises(DeploymentError, match="no such key"):
+        see_through(plan, control, tmp_path / "memo")
+
+
+def test_a_silent_superlink_is_told_of_after_a_while(plan: Plan, tmp_path: Path) -> None:
+    control = Scripted([])
+    control.up = False
+    with pytest.raises(DeploymentError, match="no SuperLink answered on nowhere:1"):
+        see_through(plan, control, tmp_path / "memo")
+
+
+def test_what_cannot_be_served_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"pyproject\.toml"):
+        Plan(tmp_path)
+    with pytest.raises(InputError, match="host:port"):
+        Link("localhost")
+
+
+def test_the_operator_reaches_the_superlink_with_its_authority(tmp_path: Path) -> None:
+    Control("host:1", tmp_path / "ca.crt", tmp_path)
+    written = tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]
+    assert written[written["default"]] == {"address": "host:1", "root-certificates": str(tmp_path / "ca.crt")}
+    Control("host:1", None, tmp_path)
+    written = tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]
+    assert written[stack.CONNECTION] == {"address": "host:1", "insecure": True}
+
+
+def test_health_is_asked_over_tls_only_where_the_authority_is_known(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    assert not Control(f"{HERE}:{port}", None, tmp_path).healthy(), "nobody listens"
+
+
+# The command line -----------------------------------------------------------------------------------------------------
+
+
+def test_settings_keep_their_kind() -> None:
+    words = ["a=1", "b=0.5", "c=true", "d=text", 'e="1"', "f=x=y", "g=[1]"]
+    expected = {"a": 1, "b": 0.5, "c": True, "d": "text", "e": "1", "f": "x=y", "g": "[1]"}
+    assert as_settings(words) == expected
+    with pytest.raises(InputError, match="key=value"):
+        as_settings(["nothing"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["serve", ".", "--state", "s"], "give --ca, --certificate and --key"),
+        (["serve", ".", "--state", "s", "--attach"], "give --ca with the authority"),
+        (["serve", ".", "--state", "s", "--insecure", "--address", "here"], "host:port"),
+        (["serve", ".", "--state", "s", "--insecure", "--member", "a=no-such-file"], "name=file"),
+        (["node", "--superlink", "h:1", "--home", "h"], "give --ca and --key"),
+        (["node", "--superlink", "h:1", "--home", "h", "--ca", "no-ca", "--key", "no-key"], "no file no-key"),
+    ],
+)
+def test_what_is_missing_is_told_before_anything_starts(words: list[str], sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    with contextlib.chdir(tmp_path):
+        told = CliRunner().invoke(app, ["flower", *words])
+    assert isinstance(told.exception, InputError)
+    assert sentence in str(told.exception)
+    assert list(tmp_path.iterdir()) == [tmp_path / "pyproject.toml"]
+
+
+COMMANDS = [["demo"], ["serve", ".", "--state", "s"], ["node", "--superlink", "h:1", "--home", "h"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_names_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedquit.flower.processes.find_spec", lambda _: None)
+    told = CliRunner().invoke(app, ["flower", *command])
+    assert str(told.exception) == "this needs Flower: pip install 'fedquit[flower]'."
+
+
+def test_the_demo_takes_a_new_folder(tmp_path: Path) -> None:
+    (tmp_path / "something").touch()
+    with pytest.raises(InputError, match="not empty"):
+        demo.run(tmp_path)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions and answers as Flower's records: what goes in comes out, and nothing else is let in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedquit.core import Batch, Local, Model, Params, Reply, Sent, Task
+from fedquit.engine import Address, Ask
+from fedquit.errors import FedquitError, InputError
+from fedquit.fedavg import Learn
+from fedquit.flower import wire
+from fedquit.methods.fedquit import Distill
+from fedquit.methods.fused import TrainAdapters
+from fedquit.methods.pga import Ascend
+from fedquit.models import FunctionalModel
+
+pytestmark = pytest.mark.flower
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.int64])
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    dtype = draw(dtypes)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    return (values * 10).to(dtype).transpose(0, -1) if shape else (values * 10).to(dtype)
+
+
+sets = st.dictionaries(names, tensors(), max_size=4)
+tasks = st.one_of(
+    st.builds(Learn, st.builds(Local, lr=st.floats(1e-300, 1e300), epochs=st.floats(0, 9)), remember=names),
+    st.builds(Distill, teacher=st.sampled_from(["min", "rand"]), v=st.floats(allow_nan=False), k=st.integers(1, 9)),
+    st.builds(Ascend, squared=st.booleans(), halt=st.just(math.inf), seed=st.integers(0, 2**63 - 1)),
+)
+
+
+def travelled(content: RecordDict) -> RecordDict:
+    """Into bytes and back."""
+    parts = {number: thing.deflate() for number, thing in get_all_nested_objects(content).items()}
+    there = inflate_object_from_contents(content.object_id, parts)
+    assert isinstance(there, RecordDict)
+    return there
+
+
+def equal(a: Params, b: Params) -> bool:
+    same = list(a) == list(b) and all(a[n].dtype == b[n].dtype and a[n].shape == b[n].shape for n in a)
+    return same and all(torch.equal(a[n], b[n]) for n in a)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    task=tasks,
+    client=st.integers(0, 10**6),
+    split=st.sampled_from(["all", "forget", "retain"]),
+    sent=st.dictionaries(names, sets, max_size=3),
+    address=st.builds(Address, st.integers(-(2**80), 2**80), names, st.integers(0, 10**4), st.integers(0, 99)),
+    serving=st.builds(wire.Serving, st.sampled_from(["", "client", "samples"]), names),
+    verdicts=st.dictionaries(names, names, max_size=2),
+)
+def test_a_question_arrives_as_it_was_sent(
+    task: Task, client: int, split: Any, sent: Sent, address: Address, serving: wire.Serving, verdicts: dict[str, str]
+) -> None:
+    sent = {**sent, **({"again": next(iter(sent.values()))} if sent else {})}
+    question = wire.Question(Ask(task, (client,), split, sent, address), "abc", 7, serving, verdicts)
+    content = wire.question_to_records(question)
+    found = wire.question_from_records(travelled(content))
+    assert list(found.ask.sent) == list(sent)
+    assert all(equal(found.ask.sent[n], p) for n, p in sent.items())
+    assert dataclasses.replace(found, ask=dataclasses.replace(found.ask, sent=sent)) == question
+    assert len(content.array_records) == len({id(p) for p in sent.values()}), "under two names it travels once"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    params=st.dictionaries(names, tensors().filter(lambda t: bool(torch.isfinite(t).all())), min_size=1, max_size=4),
+    examples=st.integers(0, 2**53 - 1),
+    loss=st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.just(math.nan)),
+    pending=st.lists(
+        st.builds(
+            wire.Pending, st.from_regex(r"[0-9a-f]{1,16}", fullmatch=True), st.sampled_from(["client", "samples"])
+        ),
+        max_size=3,
+    ),
+)
+def test_an_answer_arrives_as_it_was_sent(
+    params: Params, examples: int, loss: float, pending: list[wire.Pending]
+) -> None:
+    question = wire.Question(Ask(Learn(), (3,), "all", {}, Address(0, "train")), "abc")
+    answer = wire.Answer(Reply(3, params, examples, loss), tuple(pending), ("x",))
+    content = travelled(wire.answer_to_records(answer, question))
+    found = wire.answer_from_records(content, question, wire.Expected(params, whole=True))
+    assert equal(found.reply.params, params)
+    assert (found.reply.client, found.reply.examples, found.pending, found.settled) == (
+        3,
+        examples,
+        tuple(pending),
+        ("x",),
+    )
+    assert found.reply.loss == loss or (math.isnan(loss) and math.isnan(found.reply.loss))
+
+
+def test_parameters_come_back_in_the_servers_order() -> None:
+    like = {"b": torch.zeros(2), "a": torch.zeros(1)}
+    question = wire.Question(Ask(Learn(), (3,), "all", {"start": like}, Address(0, "train")), "abc")
+    turned = wire.answer_to_records(wire.Answer(Reply(3, dict(reversed(like.items())), 1)), question)
+    found = wire.answer_from_records(turned, question, wire.Expected(like, whole=True))
+    assert list(found.reply.params) == ["b", "a"]
+
+
+def reworded(content: RecordDict, **changes: Any) -> RecordDict:
+    words = json.loads(str(content.config_records[wire.ASK]["words"])) | changes
+    content[wire.ASK] = ConfigRecord({"words": json.dumps(words)})
+    return content
+
+
+@pytest.fixture
+def sent() -> RecordDict:
+    ask = Ask(Learn(), (3,), "all", {"start": {"a": torch.zeros(1)}}, Address(0, "train"))
+    return wire.question_to_records(wire.Question(ask, "abc"))
+
+
+@pytest.mark.parametrize(
+    "name", ["os:system", "fedquit.fedavg:cohort", "fedquit.core:Task", "antigravity:Learn", "Learn"]
+)
+def test_no_name_from_outside_is_ever_imported(name: str, sent: RecordDict) -> None:
+    import sys
+
+    with pytest.raises(InputError, match="is not known here"):
+        wire.question_from_records(reworded(sent, task={"name": name, "fields": {}}))
+    assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"task": {"name": "fedquit.fedavg:Learn", "fields": {"local": {"lr": "high"}}}}, "must be of type float"),
+        ({"task": {"name": "fedquit.fedavg:Learn", "fields": {"speed": 1}}}, "unknown key in task 'speed'"),
+        ({"split": "everything"}, "must be all, forget or retain"),
+        ({"sent": {"start": 5}}, "cannot be read"),
+        ({"address": {"seed": 0}}, "cannot be read"),
+        ({"verdicts": 3}, "cannot be read"),
+    ],
+)
+def test_a_question_that_is_none_is_refused(changes: dict[str, Any], sentence: str, sent: RecordDict) -> None:
+    with pytest.raises(FedquitError, match=sentence):
+        wire.question_from_records(reworded(sent, **changes))
+
+
+@dataclass(frozen=True)
+class Odd(Task):
+    """A task that cannot travel."""
+
+    many: tuple[int, ...] = (1, 2)
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> torch.Tensor:
+        return batch.x
+
+
+def test_what_cannot_travel_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(InputError, match="only scalars can travel"):
+        wire.task_to_words(Odd())
+    with pytest.raises(InputError, match=r"bfloat16, which Flower cannot carry"):
+        wire.params_to_record({"a": torch.zeros(1, dtype=torch.bfloat16)})
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array("float32", (1,), "pickle", b"x"),
+        Array("float32", (1,), "numpy.ndarray", b"not numpy"),
+        Array("float32", (1,), "numpy.ndarray", b"PK\x03\x04 a zip"),
+        Array("float32", (10**12,), "numpy.ndarray", b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, "
+              b"'shape': (1000000000000,), }".ljust(118) + b"\n"),
+        Array("object", (1,), "numpy.ndarray", b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, "
+              b"'shape': (1,), }".ljust(118) + b"\n" + b"x" * 8),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_is_none_is_refused_before_memory_is_taken(array: Array) -> None:
+    with pytest.raises(wire.Refused, match="cannot be read"):
+        wire.params_from_record(ArrayRecord({"a": array}))
+
+
+def test_what_may_come_back_is_what_the_task_answers(toy_model: FunctionalModel, toy_start: Params) -> None:
+    learn = wire.expected_of(Learn(), toy_model, {"start": toy_start})
+    assert learn.whole
+    assert list(learn.like) == list(toy_start)
+    adapters = {"adapter:x": torch.zeros(3)}
+    fused = wire.expected_of(TrainAdapters(), toy_model, {"start": {"x": torch.zeros(30)}, "adapters": adapters})
+    assert fused.whole
+    assert list(fused.like) == ["adapter:x"]
+    ascend = wire.expected_of(Ascend(), toy_model, {"start": toy_start})  # needs what only the client has
+    assert not ascend.whole
+    assert list(ascend.like) == list(toy_start)
