@@ -17,6 +17,7 @@ from fedquit.cli import main
 from fedquit.core import Local, Params
 from fedquit.data.federated import FederatedData
 from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine, ThreadedEngine, choose, open_engine
+from fedquit.engine.stacked import _arithmetic
 from fedquit.fedavg import Learn
 from fedquit.methods.pga import Ascend
 from fedquit.models import FunctionalModel, load_model
@@ -206,3 +207,15 @@ def test_an_error_in_a_thread_reaches_the_server(toy_data: FederatedData, toy_st
     model = FunctionalModel(Broken, torch.float64)
     with pytest.raises(ValueError, match="broken"):
         list(ThreadedEngine(model, toy_data, {}, workers=2).run(ask(model.init(0))))
+
+
+def test_float32_means_float32_on_a_gpu_and_the_switches_are_given_back() -> None:
+    def switches() -> tuple[bool, bool]:
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    before = switches()
+    with _arithmetic("float32"):
+        assert switches() == (False, False)
+    with _arithmetic("tf32"):
+        assert switches() == (True, True)
+    assert switches() == before

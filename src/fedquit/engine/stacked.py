@@ -427,6 +427,18 @@ class Job:
     begun: Params
 
 
+@contextlib.contextmanager
+def _arithmetic(precision: Precision) -> Iterator[None]:
+    """Whether a GPU may round the factors of float32 products to 19 bits: not where float32 is asked for."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
 Recordings = dict[object, Work | Replays]  # by what they depend on; they serve every engine over the same data set
 
 
@@ -466,7 +478,8 @@ class StackedEngine:
         while waiting:
             width = min(self.width or len(waiting), len(waiting))
             try:
-                replies = self._together(ask, waiting[:width])
+                with _arithmetic(self.precision) if self.recording else contextlib.nullcontext():
+                    replies = self._together(ask, waiting[:width])
             except torch.OutOfMemoryError:
                 if width == 1:
                     raise
