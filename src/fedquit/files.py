@@ -45,10 +45,11 @@ def write_atomic(path: Path, content: bytes) -> None:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
             raise
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
+    """Let what was renamed in a folder reach the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

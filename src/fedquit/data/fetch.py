@@ -55,7 +55,7 @@ def fetch(source: Source, folder: Path, *, url: str = "", progress: Progress = u
             _unpack(part, source, folder, progress)
         else:
             part.replace(source.place(folder))
-            _flush(folder)
+            files.flush_folder(folder)
         _clear(source, folder, part)
         return True
 
@@ -277,7 +277,7 @@ def _unpack(archive: Path, source: Source, folder: Path, progress: Progress) -> 
             raise InputError(f"{archive} holds no {source.entry}: it is another file; delete it and get it again.")
         os.sync()  # thousands of files at once; the rename must not reach the disk before them
         source.place(beside).rename(source.place(folder))
-        _flush(folder)
+        files.flush_folder(folder)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise InputError(f"{archive} cannot be unpacked ({error}): delete it and get it again.") from error
     finally:
@@ -290,11 +290,3 @@ def _wanted(member: tarfile.TarInfo, source: Source, archive: Path) -> bool:
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or not (member.isreg() or member.isdir()):
         raise InputError(f"{archive} holds {member.name!r}, which is no plain file below it: nothing was unpacked.")
     return path.parts[:1] == (source.entry,)
-
-
-def _flush(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

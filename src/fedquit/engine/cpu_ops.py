@@ -9,7 +9,7 @@ cover goes the ordinary way. `tests/engine/test_cpu_ops.py` compares each with w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,24 +18,14 @@ from torch._C._functorch import TransformType, peek_interpreter_stack
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.autograd import Function
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
+from fedquit.engine.rerouting import Rerouting, Ways, first, last, single
 from fedquit.layers import norm_relu
 
 SMALL = 1 << 16  # numbers of one client's images, laid out as a matrix: beyond that, copying costs more than it saves
 FEW_CHANNELS = 4  # so many or fewer gain nothing from lying innermost
 
 _aten = torch.ops.aten
-
-
-def _last(x: Tensor) -> Tensor:
-    """(K, B, C, H, W) as (K, B, H, W, C), dense; nothing moves where it lies so already."""
-    return x.permute(0, 1, 3, 4, 2).contiguous()
-
-
-def _first(x: Tensor) -> Tensor:
-    """The other way round, as a view."""
-    return x.permute(0, 1, 4, 2, 3)
 
 
 def _side(size: int, taps: int, stride: int, padding: int) -> int:
@@ -57,26 +47,26 @@ class SmallConv(Function):
     @staticmethod
     def forward(ctx: Any, w: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:  # noqa: ANN401, D102
         size, pad = w.shape[-1], (0, 0, padding, padding, padding, padding)
-        windows = _windows(functional.pad(_last(x), pad), size, stride)
+        windows = _windows(functional.pad(last(x), pad), size, stride)
         columns = windows.reshape(len(x), -1, size * size * x.shape[2])
         taps = w.permute(0, 3, 4, 2, 1).reshape(len(w), -1, w.shape[1])
         ctx.save_for_backward(columns, taps)
         ctx.shape, ctx.sides, ctx.settings = x.shape, windows.shape[2:4], (size, stride, padding)
-        return _first(torch.bmm(columns, taps).view(*windows.shape[:4], -1))
+        return first(torch.bmm(columns, taps).view(*windows.shape[:4], -1))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401, D102
         columns, taps = ctx.saved_tensors
         size, stride, padding = ctx.settings
         k, b, channels, high, wide = ctx.shape
-        g = _last(gradients[0]).view(k, columns.shape[1], -1)
+        g = last(gradients[0]).view(k, columns.shape[1], -1)
         of_x = of_w = None
         if ctx.needs_input_grad[0]:
             of_w = torch.bmm(columns.transpose(1, 2), g).view(k, size, size, channels, -1).permute(0, 4, 3, 1, 2)
         if ctx.needs_input_grad[1]:
             seen = torch.bmm(g, taps.transpose(1, 2)).view(k, b, *ctx.sides, size, size, channels)
             padded = _gathered(seen, high + 2 * padding, wide + 2 * padding, stride)
-            of_x = _first(padded[:, :, padding : padding + high, padding : padding + wide])
+            of_x = first(padded[:, :, padding : padding + high, padding : padding + wide])
         return of_w, of_x, None, None
 
 
@@ -134,24 +124,24 @@ class StackedNorm(Function):
         eps: float,
     ) -> Tensor:
         k, b, channels, high, wide = x.shape
-        images = _last(x)
+        images = last(x)
         sizes = k * b, channels, high * wide, groups
         flat = images.flatten(0, 1).permute(0, 3, 1, 2)
         plain, mean, scale = torch.native_group_norm(flat, None, None, *sizes, eps)
         normed = plain.permute(0, 2, 3, 1).reshape(k, -1, channels)
         ctx.save_for_backward(flat, normed, mean, scale, weight)
         ctx.sizes = sizes
-        return _first(torch.addcmul(bias.unsqueeze(1), normed, weight.unsqueeze(1)).view(images.shape))
+        return first(torch.addcmul(bias.unsqueeze(1), normed, weight.unsqueeze(1)).view(images.shape))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102
         flat, normed, mean, scale, weight = ctx.saved_tensors
-        g = _last(gradients[0])
+        g = last(gradients[0])
         rows = g.view(normed.shape)
         of_bias, of_weight = rows.sum(1), (rows * normed).sum(1)
         onwards = (rows * weight.unsqueeze(1)).view(g.shape).flatten(0, 1).permute(0, 3, 1, 2)
         found = _aten.native_group_norm_backward(onwards, flat, mean, scale, None, *ctx.sizes, [True, False, False])
-        of_x = _first(found[0].permute(0, 2, 3, 1).view(g.shape))
+        of_x = first(found[0].permute(0, 2, 3, 1).view(g.shape))
         return of_x, of_weight, of_bias, None, None
 
 
@@ -182,12 +172,6 @@ def _mapped(*tensors: Tensor) -> bool:
     return all(_C._functorch.is_batchedtensor(t) for t in tensors)
 
 
-def _single(value: int | Sequence[int] | str) -> int:
-    if isinstance(value, int):
-        return value
-    return -1 if isinstance(value, str) or len(set(value)) > 1 else value[0]
-
-
 def _conv2d(
     x: Tensor,
     w: Tensor,
@@ -197,9 +181,9 @@ def _conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    step, pad = _single(stride), _single(padding)
+    step, pad = single(stride), single(padding)
     square = w.shape[-1] == w.shape[-2] and step > 0 and pad >= 0
-    if not (_mapped(w) and x.dim() == 4 and square and _single(dilation) == groups == 1 and _outermost()):
+    if not (_mapped(w) and x.dim() == 4 and square and single(dilation) == groups == 1 and _outermost()):
         return functional.conv2d(x, w, bias, stride, padding, dilation, groups)
     size = w.shape[-1]
     outputs = len(x) * _side(x.shape[-2], size, step, pad) * _side(x.shape[-1], size, step, pad)
@@ -223,23 +207,15 @@ def _norm_relu(
     return functional.relu(normed if shortcut is None else normed + shortcut)
 
 
-_WAYS: dict[Any, Callable[..., Tensor]] = {
+_WAYS: Ways = {
     functional.conv2d: _conv2d,
     functional.group_norm: _group_norm,
     norm_relu: _norm_relu,
 }
 
 
-class Batched(TorchFunctionMode):
+class Batched(Rerouting):
     """While it is active, the operations above take their own way."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the operation returns
-        """Torch calls this for every operation; the mode is off inside."""
-        way: Callable[..., Any] = _WAYS.get(func, func)
-        return way(*args, **(kwargs or {}))
+    def __init__(self) -> None:
+        super().__init__(_WAYS)

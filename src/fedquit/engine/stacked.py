@@ -34,6 +34,7 @@ from fedquit.engine.replay import LARGEST, Replays
 from fedquit.engine.sequential import Ask, Outcome, Own, SequentialEngine, at_home, reply_of
 from fedquit.engine.stacked_ops import Rerouted, Room, kernels_at_hand
 from fedquit.names import lookup
+from fedquit.params import placed
 
 log = logging.getLogger(__name__)
 ALIGNED = 64  # numbers
@@ -201,8 +202,8 @@ class Work:
         """What the clients were sent; tensors that a recorded step reads stay where they are."""
         names = jobs[0].sent.keys()
         same = {n for n in names if all(job.sent[n] is jobs[0].sent[n] for job in jobs)}
-        shared = {n: _at(jobs[0].sent[n], self.device) for n in names if n in same}
-        each = {n: _stacked([_at(job.sent[n], self.device) for job in jobs]) for n in names if n not in same}
+        shared = {n: placed(jobs[0].sent[n], self.device) for n in names if n in same}
+        each = {n: _stacked([placed(job.sent[n], self.device) for job in jobs]) for n in names if n not in same}
         if self.recorded and self.shared.keys() == shared.keys() and self.each.keys() == each.keys():
             _copy(self.shared, shared)
             _copy(self.each, each)
@@ -224,9 +225,9 @@ class Work:
         """Begin anew: the clients in the order of their steps, the most first."""
         self._take(jobs)
         if all(job.begun is jobs[0].begun for job in jobs):
-            self.layout.fill(self.rows, {n: p.unsqueeze(0) for n, p in _at(jobs[0].begun, self.device).items()})
+            self.layout.fill(self.rows, {n: p.unsqueeze(0) for n, p in placed(jobs[0].begun, self.device).items()})
         else:
-            self.layout.fill(self.rows, _stacked([_at(job.begun, self.device) for job in jobs]))
+            self.layout.fill(self.rows, _stacked([placed(job.begun, self.device) for job in jobs]))
         if self.low is not None:
             self.low.copy_(self.rows)
         for slot in self.slots.values():
@@ -400,10 +401,6 @@ def _one_thread() -> Iterator[None]:
 
 def _used(slot: str, task: Task) -> bool:
     return slot != "velocity" or task.local.momentum > 0
-
-
-def _at(params: Params, device: torch.device) -> Params:
-    return {n: p.to(device) for n, p in params.items()}
 
 
 def _stacked(parts: Sequence[Params]) -> Params:

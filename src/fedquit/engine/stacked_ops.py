@@ -8,7 +8,7 @@ way. The plain-torch meaning of each is what torch itself does with one client a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
+from fedquit.engine.rerouting import Rerouting, Ways, first, last, single
 from fedquit.layers import norm_relu
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -35,16 +35,6 @@ def kernels_at_hand() -> bool:
     except ImportError:
         return False
     return True
-
-
-def _last(x: Tensor) -> Tensor:
-    """(K, B, C, H, W) as (K, B, H, W, C) in memory; nothing moves where it lies so already."""
-    return x.permute(0, 1, 3, 4, 2).contiguous()
-
-
-def _first(x: Tensor) -> Tensor:
-    """The other way round, as a view."""
-    return x.permute(0, 1, 4, 2, 3)
 
 
 def _taps(w: Tensor) -> Tensor:
@@ -90,13 +80,13 @@ class StackedConv(Function):
         """One kernel."""
         from fedquit.engine import triton_kernels as kernels
 
-        images, taps = _last(x), _taps(w)
+        images, taps = last(x), _taps(w)
         short = -images.shape[-1] % CHANNELS
         if short:  # the three colours of a first layer
             images, taps = functional.pad(images, (0, short)), functional.pad(taps, (0, 0, 0, short))
         ctx.save_for_backward(images, taps)
         ctx.stride, ctx.size, ctx.channels, ctx.room = stride, w.shape[-1], w.shape[2], room
-        return _first(kernels.conv(images, taps, stride))
+        return first(kernels.conv(images, taps, stride))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401
@@ -104,10 +94,10 @@ class StackedConv(Function):
         from fedquit.engine import triton_kernels as kernels
 
         images, taps = ctx.saved_tensors
-        g, size = _last(gradients[0]), ctx.size
+        g, size = last(gradients[0]), ctx.size
         of_x = of_w = None
         if ctx.needs_input_grad[0]:
-            of_x = _first(kernels.conv_back(g, taps, ctx.stride, images.shape[2]))[:, :, : ctx.channels]
+            of_x = first(kernels.conv_back(g, taps, ctx.stride, images.shape[2]))[:, :, : ctx.channels]
         if ctx.needs_input_grad[1]:
             into = ctx.room.place(taps) if ctx.room else None
             found = kernels.conv_weights(images, g, size, ctx.stride, into=into)[:, :, : ctx.channels]
@@ -132,13 +122,13 @@ class StackedNorm(Function):
     ) -> Tensor:
         from fedquit.engine import triton_kernels as kernels
 
-        images, through = _last(x), None if shortcut is None else _last(shortcut)
+        images, through = last(x), None if shortcut is None else last(shortcut)
         if weight.stride() != bias.stride() or weight.stride(1) != 1:
             weight, bias = weight.contiguous(), bias.contiguous()
         out, mean, scale = kernels.norm(images, weight, bias, through, groups, eps, relu=relu)
         ctx.save_for_backward(images, out, weight, bias, mean, scale)
         ctx.groups, ctx.relu, ctx.shortcut, ctx.room = groups, relu, shortcut is not None, room
-        return _first(out)
+        return first(out)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102
@@ -147,13 +137,13 @@ class StackedNorm(Function):
         images, out, weight, bias, mean, scale = ctx.saved_tensors
         places: Any = (ctx.room.place(weight), ctx.room.place(bias)) if ctx.room else (None, None)
         of_x, of_weight, of_bias, through = kernels.norm_back(
-            *(_last(gradients[0]), images, out, weight, bias, mean, scale, ctx.groups),
+            *(last(gradients[0]), images, out, weight, bias, mean, scale, ctx.groups),
             relu=ctx.relu,
             shortcut=ctx.shortcut,
             into=None if None in places else places,
         )
-        of_shortcut = None if through is None else _first(through)
-        return (_first(of_x), of_weight, of_bias, of_shortcut, None, None, None, None)
+        of_shortcut = None if through is None else first(through)
+        return (first(of_x), of_weight, of_bias, of_shortcut, None, None, None, None)
 
 
 def _together(tensors: Sequence[Tensor | None], dims: Sequence[int | None], size: int) -> list[Tensor | None]:
@@ -221,10 +211,6 @@ class Norm(Function):
         return _applied(StackedNorm, *tensors, *inputs[4:]), 0
 
 
-def _single(value: int | Sequence[int]) -> int:
-    return value if isinstance(value, int) else value[0] if len(set(value)) == 1 else -1
-
-
 def _conv2d(
     x: Tensor,
     w: Tensor,
@@ -236,7 +222,7 @@ def _conv2d(
     *,
     room: Room | None = None,
 ) -> Tensor:
-    size, step = w.shape[-1], _single(stride)
+    size, step = w.shape[-1], single(stride)
     covered = (
         bias is None
         and x.dtype == w.dtype
@@ -248,8 +234,8 @@ def _conv2d(
         and step in (1, 2)
         and x.shape[-1] % step == 0
         and not isinstance(padding, str)
-        and _single(padding) == size // 2
-        and _single(dilation) == groups == 1
+        and single(padding) == size // 2
+        and single(dilation) == groups == 1
         and w.shape[0] % CHANNELS == 0
     )
     if not covered:
@@ -318,24 +304,9 @@ def _applied(function: type[Function], *inputs: Any) -> Tensor:  # noqa: ANN401
     return done
 
 
-class Rerouted(TorchFunctionMode):
-    """While it is active, the operations below go to the kernels."""
+class Rerouted(Rerouting):
+    """While it is active, the operations above go to the kernels."""
 
     def __init__(self, room: Room | None = None) -> None:
-        super().__init__()
-        self._ways: dict[Any, Callable[..., Tensor]] = {
-            functional.conv2d: partial(_conv2d, room=room),
-            functional.group_norm: partial(_group_norm, room=room),
-            norm_relu: partial(_norm_relu, room=room),
-        }
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the operation returns
-        """Torch calls this for every operation; the mode is off inside."""
-        way: Callable[..., Any] = self._ways.get(func, func)
-        return way(*args, **(kwargs or {}))
+        ways: Ways = {functional.conv2d: _conv2d, functional.group_norm: _group_norm, norm_relu: _norm_relu}
+        super().__init__({operation: partial(way, room=room) for operation, way in ways.items()})
