@@ -104,8 +104,15 @@ def test_sgd_moves_the_parameters_and_their_copy() -> None:
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("twice", [False, True])
 def test_a_rerouted_block_under_vmap_is_the_block_of_each_client(stride: int, twice: bool) -> None:
-    """In 16 bits, so to two digits; `twice` uses the same weights in two passes, whose gradients add up."""
+    """In 16 bits, so to two digits; `twice` uses the same weights in two passes, whose gradients add up.
+
+    The weights are drawn here, not by the block: a unit within rounding of zero would be on one side of its ReLU in
+    16 bits and on the other in 32, and so few units make that a different gradient.
+    """
     block = BasicBlock(16, 16 if stride == 1 else 32, stride, 2).to(DEVICE)
+    with torch.no_grad():
+        for i, p in enumerate(block.parameters()):
+            p.copy_(drawn(*p.shape, seed=i) * p[0].numel() ** -0.5)
     names = [n for n, _ in block.named_parameters()]
     weights = {n: torch.stack([p.detach() * f for f in (1.0, 0.7)]) for n, p in block.named_parameters()}
     x = drawn(CLIENTS, BATCH, 16, 4, 4, seed=5)
@@ -136,4 +143,4 @@ def test_a_rerouted_block_under_vmap_is_the_block_of_each_client(stride: int, tw
     placed = layout.views(room.gradients)
     for name, wanted in zip(names, gradients(None, weights), strict=True):
         scale = float(wanted.abs().max())
-        assert float((placed[name].float() - wanted).abs().max()) < 0.05 * scale, name
+        assert float((placed[name].float() - wanted).abs().max()) < 10 * torch.finfo(HALF).eps * scale, name
