@@ -36,14 +36,14 @@ def textbook(loss: str, teacher: Tensor, student: Tensor) -> float:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pair=pairs())
 def test_every_loss_is_its_textbook_formula(loss: str, pair: tuple[Tensor, Tensor]) -> None:
     teacher, student = pair
     assert float(LOSSES[loss](teacher, student)) == pytest.approx(textbook(loss, teacher, student), rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pair=pairs())
 def test_gradient_of_kl_is_student_minus_teacher_and_that_of_ce_is_the_same(pair: tuple[Tensor, Tensor]) -> None:
     teacher, student = pair
@@ -62,7 +62,7 @@ def test_gradients_of_the_other_losses_are_those_of_finite_differences(loss: str
     assert torch.autograd.gradcheck(lambda logits: LOSSES[loss](teacher, logits), student)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pair=pairs())
 def test_kl_is_zero_for_the_teacher_itself_and_never_below(pair: tuple[Tensor, Tensor]) -> None:
     teacher, student = pair

@@ -227,7 +227,7 @@ def test_only_the_cohort_is_asked_and_another_one_each_round() -> None:
     assert found == pytest.approx([sum(who) / 3 for who in cohorts])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     clients=st.lists(st.integers(0, 99), unique=True, min_size=1, max_size=20),
     size=st.integers(0, 25),

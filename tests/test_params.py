@@ -34,7 +34,7 @@ def test_mean_is_the_weighted_mean_by_hand() -> None:
     assert algebra.mean(replies)["w"].tolist() == [4.0, -1.0]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(weights=st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(sum))
 def test_mean_weighs_by_examples(weights: list[int]) -> None:
     replies = [Reply(k, random(k), n) for k, n in enumerate(weights)]

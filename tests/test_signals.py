@@ -17,7 +17,7 @@ from fedquit.fedavg import cross_entropy
 from fedquit.signals import Signals, js_divergence, signals
 from signal_world import Given, drawn, of_logits
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 rows = st.lists(st.floats(-60, 60, width=32), min_size=2, max_size=6)
 
 

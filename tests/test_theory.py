@@ -64,7 +64,7 @@ def first_order_change(z: Tensor, y: int, teacher: Tensor) -> float:
     return -float(slope_of_loss @ (p - teacher.softmax(-1)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sample=samples(), down=st.floats(0.1, 10), gap=st.floats(-5, 5), eta=st.floats(1e-3, 1.0))
 def test_lemma_1_a_step_towards_the_teacher_increases_the_loss_on_the_forget_sample(
     sample: tuple[Tensor, int], down: float, gap: float, eta: float
@@ -89,7 +89,7 @@ def test_lemma_1_needs_a_student_that_shares_the_ratios_of_the_other_classes() -
     assert change_of_loss(student, 0, teacher, eta=1e-3) < 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sample=samples(), low=st.floats(-10, 10), up=st.floats(0.01, 5), eta=st.floats(1e-3, 0.1))
 def test_proposition_1_the_true_probability_rises_and_the_forgetting_signal_falls_with_v(
     sample: tuple[Tensor, int], low: float, up: float, eta: float
@@ -103,14 +103,14 @@ def test_proposition_1_the_true_probability_rises_and_the_forgetting_signal_fall
         assert change_of_loss(z, y, weak, eta) < change_of_loss(z, y, strong, eta)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sample=samples())
 def test_proposition_1_the_min_rule_leaves_the_true_class_at_most_one_in_c(sample: tuple[Tensor, int]) -> None:
     z, y = sample
     assert virtual(z, y).softmax(-1)[y] <= 1 / len(z) + ROUNDING
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sample=samples(), eta=st.floats(1e-4, 1.0))
 def test_proposition_1_lower_bound_of_the_forgetting_signal(sample: tuple[Tensor, int], eta: float) -> None:
     z, y = sample
@@ -147,7 +147,7 @@ def drift(first: nn.Module, second: nn.Module) -> Tensor:
     return torch.cat([(after - before).detach().flatten() for after, before in pairs])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     problem=regressions(),
     lr=st.floats(1e-3, 10),
@@ -186,7 +186,7 @@ def test_lemma_2_is_about_plain_sgd_and_adam_breaks_it() -> None:
     assert drift(layer, beyond).norm() > 10 * bound
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problem=regressions(), lr=st.floats(1e-3, 3), seed=st.integers(0, 1000))
 def test_theorem_1_the_objective_of_the_others_shifts_by_no_more_than_smoothness_allows(
     problem: tuple[nn.Linear, Tensor, Tensor], lr: float, seed: int
@@ -210,7 +210,7 @@ def test_theorem_1_the_objective_of_the_others_shifts_by_no_more_than_smoothness
         assert objective(student) - start <= bound + ROUNDING * (1 + bound.abs())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sample=samples(), student=st.lists(st.floats(-1e4, 1e4), min_size=10, max_size=10))
 def test_the_gradient_of_kl_is_never_longer_than_the_root_of_two(
     sample: tuple[Tensor, int], student: list[float]
@@ -225,7 +225,7 @@ def entropy_of(z: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(-1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sample=samples(), v=st.floats(-20, 20))
 def test_v_star_gives_the_largest_entropy_of_all_v(sample: tuple[Tensor, int], v: float) -> None:
     z, y = sample
@@ -239,7 +239,7 @@ def test_v_star_gives_the_largest_entropy_of_all_v(sample: tuple[Tensor, int], v
 
 
 @pytest.mark.parametrize(("teacher", "options"), MASS_KEEPING)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sample=samples())
 def test_mass_keeping_teachers_give_the_true_class_the_same_probability(
     teacher: str, options: dict[str, float], sample: tuple[Tensor, int]
@@ -250,7 +250,7 @@ def test_mass_keeping_teachers_give_the_true_class_the_same_probability(
     assert changed[y] == z.min()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sample=samples())
 def test_flatten_is_the_limit_of_high_temperatures(sample: tuple[Tensor, int]) -> None:
     z, y = sample
@@ -261,7 +261,7 @@ def test_flatten_is_the_limit_of_high_temperatures(sample: tuple[Tensor, int]) -
         assert gap <= 12 / tau + ROUNDING  # the spread of the logits over tau
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sample=samples())
 def test_topk_with_all_other_classes_is_the_min_rule(sample: tuple[Tensor, int]) -> None:
     z, y = sample
@@ -269,7 +269,7 @@ def test_topk_with_all_other_classes_is_the_min_rule(sample: tuple[Tensor, int])
 
 
 @pytest.mark.parametrize("teacher", ["logit_ladder", "probability_ladder"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sample=samples(least_classes=3))
 def test_the_last_rung_of_a_ladder_is_level_with_the_true_class(teacher: str, sample: tuple[Tensor, int]) -> None:
     z, y = sample

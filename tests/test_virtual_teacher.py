@@ -98,7 +98,7 @@ def by_the_formula(teacher: str, z: list[float], y: int) -> list[float]:
 
 
 @pytest.mark.parametrize("teacher", FROM_LOGITS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sample=samples())
 def test_every_rule_is_its_formula(teacher: str, sample: tuple[Tensor, int]) -> None:
     z, y = sample
@@ -110,7 +110,7 @@ def test_every_rule_is_its_formula(teacher: str, sample: tuple[Tensor, int]) -> 
     torch.testing.assert_close(single.double().softmax(-1), expected.softmax(-1), rtol=0, atol=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sample=samples())
 def test_min_rule_keeps_the_ratios_of_all_other_classes(sample: tuple[Tensor, int]) -> None:
     z, y = sample
@@ -121,7 +121,7 @@ def test_min_rule_keeps_the_ratios_of_all_other_classes(sample: tuple[Tensor, in
 
 
 @pytest.mark.parametrize("teacher", FROM_LOGITS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sample=samples(spacing=1 / 16), shift=st.integers(-50, 50))
 def test_a_shift_of_all_logits_shifts_the_virtual_teacher(teacher: str, sample: tuple[Tensor, int], shift: int) -> None:
     z, y = sample  # with such logits and shifts, sums are exact: no tie is made or broken
@@ -284,7 +284,7 @@ def test_with_two_classes_every_mass_keeping_rule_is_min(teacher: str) -> None:
 
 
 @pytest.mark.parametrize("tau", [1.0, 4.0, math.inf])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sample=samples())
 def test_temperature_runs_from_min_to_flatten(tau: float, sample: tuple[Tensor, int]) -> None:
     z, y = sample
@@ -299,7 +299,7 @@ def test_temperature_runs_from_min_to_flatten(tau: float, sample: tuple[Tensor, 
         torch.testing.assert_close(spread * tau, z[others].max() - z[others].min(), rtol=0, atol=1e-11)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sample=samples(), k=st.integers(1, 20))
 def test_topk_keeps_the_k_largest_and_levels_the_rest(sample: tuple[Tensor, int], k: int) -> None:
     z, y = sample

@@ -14,7 +14,7 @@ from fedquit.errors import InputError
 from fedquit.signals import Floats
 from signal_world import Kind, phi_over_models
 
-quick = settings(deadline=None, max_examples=30)
+quick = settings(max_examples=30)
 KINDS: tuple[Kind, ...] = ("retrain", "nothing", "wiped")
 
 

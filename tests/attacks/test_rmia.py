@@ -12,7 +12,7 @@ from fedquit.errors import InputError
 from fedquit.signals import Floats
 from signal_world import Kind, phi_over_models
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 
 
 def confidence(phi: Floats) -> Floats:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedquit.attacks.strength import FPRS, auc, clopper_pearson, roc
 from fedquit.errors import InputError
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 scores = st.lists(st.integers(-5, 5), min_size=1, max_size=30)
 
 

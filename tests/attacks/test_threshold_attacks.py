@@ -28,7 +28,7 @@ from fedquit.errors import InputError
 from fedquit.signals import Signals
 from signal_world import scene
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 BY_NUMBER = {
     "confidence": (song_confidence, 1),
     "entropy": (song_entropy, -1),

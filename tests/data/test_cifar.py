@@ -284,7 +284,7 @@ def test_reading_names_no_function_and_imports_no_pickle() -> None:
         assert word not in source
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(at=st.integers(0, 10**6), by=st.binary(min_size=1, max_size=6), cut=st.integers(0, 6))
 def test_whatever_is_spliced_in_reads_as_images_or_is_refused(
     at: int, by: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory

@@ -154,7 +154,7 @@ def every_position(data: FederatedData) -> list[int]:
     return sorted(torch.cat(parts).tolist())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     partition=st.sampled_from(["iid", "chunks"]),
     clients=st.integers(1, 12),

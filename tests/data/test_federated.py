@@ -74,7 +74,7 @@ def test_after_a_sample_request_the_client_stays_without_the_samples(toy_data: F
     assert torch.equal(data.holdout[3], toy_data.holdout[3])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(steps=st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=4))
 def test_what_any_chain_of_requests_erased_is_in_no_view(
     toy_data: FederatedData, steps: list[tuple[int, bool]]

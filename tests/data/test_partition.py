@@ -59,7 +59,7 @@ def lda_by_hand(labels: list[int], clients: int, alpha: float, rng: np.random.Ge
     return {k: sorted(part) for k, part in parts.items()}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     n=st.integers(20, 120),
     classes=st.integers(1, 6),
@@ -79,7 +79,7 @@ def test_lda_is_the_authors_rule(n: int, classes: int, clients: int, alpha: floa
     assert {k: part.tolist() for k, part in found.items()} == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(["iid", "lda", "chunks"]),
     n=st.integers(1, 100),
@@ -105,7 +105,7 @@ def test_parts_are_sorted_disjoint_in_range_and_repeat(name: str, n: int, client
     assert all(torch.equal(again[k], part) for k, part in parts.items())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(name=st.sampled_from(["iid", "chunks"]), n=st.integers(1, 100), clients=st.integers(1, 20))
 def test_iid_and_chunks_deal_out_everything_in_equal_parts(name: str, n: int, clients: int) -> None:
     assume(n >= clients)

@@ -22,7 +22,7 @@ def federation(*labels: list[int]) -> FederatedData:
     return FederatedData(dataset, {k: torch.arange(ends[k], ends[k + 1]) for k in range(len(labels))})
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(2, 40), min_size=1, max_size=4),
     fraction=st.floats(0.01, 0.7),

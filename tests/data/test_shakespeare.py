@@ -44,7 +44,7 @@ def test_the_windows_are_the_text_and_each_target_the_next_character() -> None:
             assert spelled(y) == TEXT[at + 1 : at + 1 + 10 * each]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(clients=st.integers(1, 12), window=st.integers(1, 40))
 def test_every_chunk_gives_as_many_windows_and_no_test_character_is_trained_on(clients: int, window: int) -> None:
     length = len(TEXT) // clients

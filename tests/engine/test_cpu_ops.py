@@ -49,7 +49,7 @@ def together_and_alone(function: object, *inputs: Tensor | None) -> None:
     bias=st.booleans(),
     small=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_convolutions(
     side: tuple[int, int],
     channels: tuple[int, int],

@@ -97,7 +97,7 @@ def test_clipping_each_tensor_shortens_it_alone() -> None:
     assert torch.equal(found["short"], gradient["short"])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(scale=st.floats(1e-3, 1e3), largest=st.floats(0.0, 10.0))
 def test_clipping_shortens_only_what_is_longer(scale: float, largest: float) -> None:
     gradient = {n: p * scale for n, p in start().items()}

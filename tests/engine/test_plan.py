@@ -17,7 +17,7 @@ from fedquit.engine.plan import Address, make_plan
 from fedquit.errors import InputError
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     examples=st.integers(0, 70),
     batch_size=st.integers(1, 80),
@@ -108,7 +108,7 @@ def test_every_part_of_an_address_counts() -> None:
     assert here.seed_for(2) == Address(0, "train", 3, 1).seed_for(2)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(), phase=st.text(max_size=5), round=st.integers(), client=st.integers())
 def test_any_address_gives_a_seed_that_torch_takes(seed: int, phase: str, round: int, client: int) -> None:
     found = Address(seed, phase, round).seed_for(client)

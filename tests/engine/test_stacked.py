@@ -205,7 +205,7 @@ def test_every_optimizer_and_way_to_step_gives_the_same(
     width=st.integers(0, 4),
     optimizer=st.sampled_from(["sgd", "adam"]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_sizes_give_the_same(sizes: list[int], batch: int, epochs: float, width: int, optimizer: str) -> None:
     draw = torch.Generator().manual_seed(sum(sizes))
     x = torch.randn(60, 6, generator=draw, dtype=torch.float64)

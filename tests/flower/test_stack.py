@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -120,7 +120,6 @@ VALUES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.int
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
-@settings(deadline=None)  # the first example imports Flower
 def test_settings_arrive_as_they_were(values: dict[str, str | int | bool]) -> None:
     from flwr.common.config import parse_config_args
 

@@ -65,7 +65,7 @@ def equal(a: Params, b: Params) -> bool:
     return same and all(torch.equal(a[n], b[n]) for n in a)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     task=tasks,
     client=st.integers(0, 10**6),
@@ -88,7 +88,7 @@ def test_a_question_arrives_as_it_was_sent(
     assert len(content.array_records) == len({id(p) for p in sent.values()}), "under two names it travels once"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     params=st.dictionaries(names, tensors().filter(lambda t: bool(torch.isfinite(t).all())), min_size=1, max_size=4),
     examples=st.integers(0, 2**53 - 1),

@@ -74,7 +74,7 @@ def test_a_share_worked_out_by_hand() -> None:
     assert attack_success(Half(), Half().init(0), *images(), target=TARGET, value=1.0) == 50
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 60))
 def test_batches_do_not_matter(size: int) -> None:
     assert asr(1.0, batch_size=size) == 100

@@ -21,7 +21,7 @@ from fedquit.metrics.forgetting_quality import (
 from fedquit.signals import Floats
 from signal_world import Kind, phi_over_models
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 Numbers = list[float] | Floats
 
 

@@ -12,7 +12,7 @@ from fedquit.errors import InputError
 from fedquit.metrics import METRICS
 from fedquit.metrics.gaps import avg_gap, gap, inside_floor, paired
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 percents = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=12)
 
 

@@ -23,7 +23,7 @@ from fedquit.models.small import cnn
 from fedquit.params import fingerprint
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(channels=st.integers(1, 3), size=st.sampled_from([4, 6, 8, 28, 32]), classes=st.integers(1, 12))
 def test_both_networks_take_images_of_many_sizes(channels: int, size: int, classes: int) -> None:
     x = torch.randn(3, channels, size, size)
