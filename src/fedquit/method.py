@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,6 +34,12 @@ class Method(ABC):
 
     def after_round(self, memory: Memory, round: int, examples: Mapping[ClientId, int]) -> None:
         """A round of ordinary training is over: who took part, with how many examples."""
+
+    def forget(self, memory: Memory, clients: Iterable[ClientId]) -> None:
+        """Delete what the server keeps of clients whose request has been served: what lies under their numbers."""
+        for client in clients:
+            for key in [k for k in memory if k.rpartition("/")[2] == str(client)]:
+                del memory[key]
 
     def history_bytes(self, training: Training, clients: int, model_bytes: int) -> int:
         """How much disk the watcher will need, so that a run can be refused before it begins."""

@@ -43,9 +43,14 @@ class Federation:
     """One federation, for as long as the `with` lasts; every node has a home of its own."""
 
     def __init__(
-        self, folder: Path, nodes: int = 3, settings: Mapping[str, Value] | None = None, mode: Mode = "secure"
+        self,
+        folder: Path,
+        nodes: int = 3,
+        settings: Mapping[str, Value] | None = None,
+        mode: Mode = "secure",
+        app: Path | None = None,
     ) -> None:
-        self.folder, self.state = folder, folder / "state"
+        self.folder, self.state, self.app = folder, folder / "state", app or app_folder()
         self.homes = [folder / "homes" / f"partition-{i}" for i in range(nodes)]
         own: list[dict[str, Value]] = [
             {"partition-id": i, "num-partitions": nodes, "fedquit-home": str(home)} for i, home in enumerate(self.homes)
@@ -84,7 +89,7 @@ class Federation:
     def begin(self, *, attempts: int = 5) -> None:
         """Submit the run, and see it through in the background."""
         pauses = Pauses(1.0, 1.0, attempts=attempts)
-        plan = Plan(app_folder(), self.settings, self.virtual, pauses=pauses, patience=LONG)
+        plan = Plan(self.app, self.settings, self.virtual, pauses=pauses, patience=LONG)
         memo, link = self.folder / "run.json", self.stack.superlink
 
         def work() -> None:

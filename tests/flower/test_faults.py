@@ -131,6 +131,35 @@ def test_too_few_nodes_are_waited_for_with_a_reason_and_a_limit(tmp_path: Path) 
         assert not [e for e in fed.events if e["event"] == "reply"], "nobody was asked to work"
 
 
+# What the server says of each answer of the culprit in `spoiling_client_app.py`. A second answer and one in another's
+# name are dropped by the SuperLink itself, and nobody waits for a late one.
+SAID = ["holds NaN", "has shape", "is torch.float64", "is too large", *["no answer within 40 s"] * 3]
+
+
+def test_answers_that_cannot_be_used_are_refused_and_the_rounds_go_on(tmp_path: Path) -> None:
+    app = Path(shutil.copytree(app_folder(), tmp_path / "app"))
+    shutil.copy(Path(__file__).with_name("spoiling_client_app.py"), app / "forgetting")
+    project = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(
+        project.replace("forgetting.client_app:app", "forgetting.spoiling_client_app:app")
+    )
+    rounds = len(SAID) + 1
+    with Federation(tmp_path, 3, {"timeout": 40.0, "min-replies": 2, "train.rounds": rounds}, app=app) as fed:
+        fed.begin()
+        fed.finish()
+        culprit, title = fed.number(1), "(node-1)"
+        refused = [note for note in fed.notes if note.startswith("no reply of client") and title in note]
+        assert len(refused) == len(SAID), fed.report()
+        for number, (note, reason) in enumerate(zip(refused, SAID, strict=True), start=1):
+            assert f"in round {number} of phase 'train'" in note
+            assert reason in note
+        assert_training_is_whole(fed)
+        heard = [e["client"] for e in fed.events if e["event"] == "reply"]
+        others = {fed.number(0), fed.number(2)}
+        assert {c: heard.count(c) for c in {*others, culprit}} == {**dict.fromkeys(others, rounds), culprit: 1}
+    assert fed.stack.left == []
+
+
 ALONE = """
 import sys
 from pathlib import Path
@@ -210,6 +239,32 @@ def test_the_commands_serve_and_node_and_a_supervisor_that_is_killed(tmp_path: P
         assert second.wait(LONG) == 0, (tmp_path / "log").read_text()[-3000:]
         assert trained() == 3, "the round that was committed was not repeated"
     wait_for(lambda: running_in(tmp_path) == [])
+
+
+def test_a_supervisor_attached_to_somebody_elses_superlink_is_killed_and_the_next_follows_the_same_run(
+    tmp_path: Path,
+) -> None:
+    with Federation(tmp_path, 2, {"train.rounds": 4}) as fed:
+        control, log = fed.stack.control, tmp_path / "log"
+        assert control.authority
+        settings = [f"--set={key}={value}" for key, value in fed.settings.items()]
+        place = ["--attach", "--address", control.address, "--ca", str(control.authority), "--state", str(fed.state)]
+        command = [sys.executable, "-m", "fedquit", "flower", "serve", str(fed.app), *place, *settings]
+
+        def supervisor() -> subprocess.Popen[bytes]:
+            with log.open("ab") as file:
+                return subprocess.Popen(command, stdout=file, stderr=file)
+
+        with supervisor() as first:
+            wait_for(lambda: any("training round 1" in note for note in fed.notes), first)
+            first.kill()
+        with supervisor() as second:
+            assert second.wait(LONG) == 0, log.read_text()[-3000:]
+        said = log.read_text()
+        assert said.count(" started.") == 1, "the run went on without its supervisor, and was not submitted again"
+        assert said.count("has finished.") == 1 + 1, "in the log, and in the last line"
+        assert_training_is_whole(fed)
+    assert fed.stack.left == []
 
 
 def wait_for(holds: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:

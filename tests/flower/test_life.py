@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -415,6 +416,30 @@ def test_a_request_in_the_middle_of_training_undoes_as_many_rounds_as_there_were
     said = [line for line in lines(world.folder) if line.startswith("unlearning round")]
     assert said == ["unlearning round 0 of 1", "unlearning round 1 of 1"]
     assert found.rounds == 3
+
+
+@pytest.mark.parametrize("method", ["federaser", "fukd"])
+@pytest.mark.parametrize("samples", [False, True])
+def test_what_the_server_kept_of_a_client_is_deleted_and_others_can_still_be_served(
+    method: str, samples: bool, make: MakeWorld
+) -> None:
+    world = make()
+    config = world.config(method={"name": method})
+    world.serve(config)
+
+    def kept_of(client: ClientId) -> list[str]:
+        files = (world.folder / "state" / "memory").glob("*.safetensors")
+        return [p.name for p in files if unquote(p.name).partition("@")[0].endswith(f"/{client}")]
+
+    assert kept_of(1)
+    world.outbox(1).file(positions=[0, 2] if samples else ())
+    served = "not" if samples else method  # neither is defined for samples, so the fallback serves them
+    assert seen(world.serve(config)) == [(1, "done", served, samples)]
+    assert kept_of(1) == [], "updates that were computed with the forgotten data would bring it back"
+    assert kept_of(2)
+    world.outbox(2).file()
+    assert seen(world.serve(config))[1] == (2, "done", method, False)
+    assert kept_of(2) == []
 
 
 def test_recovery_ends_once_the_accuracy_is_there(make: MakeWorld) -> None:

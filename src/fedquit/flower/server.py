@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from logging import INFO
@@ -218,11 +218,21 @@ class _Server:
 
     def _finish(self) -> None:
         """Requests are done once nothing from before them is left on disk."""
-        ready = [e.id for e in self.ledger.entries.values() if e.status == "recovered"]
-        if ready and self.ledger.phase.kind == "train":
+        served = [e for e in self.ledger.entries.values() if e.status == "recovered"]
+        if served and self.ledger.phase.kind == "train":
+            self._forget({e.client for e in served})
+            ready = [e.id for e in served]
             self.ledger.change(ready, lambda e: e.now("done"))
             self.ledger.save()
             self.say(f"{', '.join(ready)} done")
+
+    def _forget(self, clients: Iterable[ClientId]) -> None:
+        """Delete what the method kept of them; of samples too: what was computed with them would bring them back."""
+        memory = _PhaseMemory(self.folder / "memory", self.ledger.phase.number)
+        memory.move(-1)  # before the first place of the phase, which is to find it gone
+        self.method.forget(_shelf(memory, self.config.method_name), clients)
+        memory.move(0)
+        memory.settle()
 
     def _outcome(self) -> Outcome:
         phase = self.ledger.phase
