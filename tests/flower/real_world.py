@@ -49,6 +49,7 @@ class Federation:
         settings: Mapping[str, Value] | None = None,
         mode: Mode = "secure",
         app: Path | None = None,
+        way: Callable[[str], str] = str,
     ) -> None:
         self.folder, self.state, self.app = folder, folder / "state", app or app_folder()
         self.homes = [folder / "homes" / f"partition-{i}" for i in range(nodes)]
@@ -68,7 +69,7 @@ class Federation:
         }
         if mode == "simulation":
             self.settings["fedquit.home"] = str(folder / "homes")
-        self.stack = Stack(folder / "stack", own, mode=mode, timeout=LONG, say=self._say)
+        self.stack = Stack(folder / "stack", own, mode=mode, timeout=LONG, say=self._say, way=way)
         self.said: list[str] = []  # by those who keep things running
         self.heard: list[str] = []  # from the run's log
         self.failure: BaseException | None = None

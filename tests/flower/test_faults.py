@@ -25,6 +25,7 @@ from fedquit.flower.keys import make_node_key, make_tls
 from fedquit.flower.outbox import Outbox
 from fedquit.flower.processes import DeploymentError, free_ports
 from flower.real_world import LONG, Federation, running_in
+from flower.scales import Scales
 
 pytestmark = [pytest.mark.flower, pytest.mark.faults, pytest.mark.timeout(900)]
 LEAVING = 0
@@ -158,6 +159,30 @@ def test_answers_that_cannot_be_used_are_refused_and_the_rounds_go_on(tmp_path: 
         others = {fed.number(0), fed.number(2)}
         assert {c: heard.count(c) for c in {*others, culprit}} == {**dict.fromkeys(others, rounds), culprit: 1}
     assert fed.stack.left == []
+
+
+def test_what_passes_over_the_network_is_what_was_counted_and_the_stated_overhead(tmp_path: Path) -> None:
+    """TLS, polling, heartbeats and all, with a model of 9 MB, from the request to its end."""
+    stated = re.search(r"within (\d+) % of what is counted", (Path(__file__).parents[2] / "docs/flower.md").read_text())
+    assert stated
+    app = Path(shutil.copytree(app_folder(), tmp_path / "app"))
+    task, last = app / "forgetting" / "task.py", "nn.Linear(32 * 2 * 2, 10)"
+    assert last in task.read_text()
+    task.write_text(task.read_text().replace(last, "nn.Linear(128, 16000), nn.ReLU(), nn.Linear(16000, 10)"))
+    with contextlib.closing(Scales()) as scales, Federation(tmp_path, 2, app=app, way=scales.way_to) as fed:
+        fed.begin()
+        fed.until("training round 1")
+        fed.ask(LEAVING)
+        fed.until("r0001 started")
+        up, down = scales.up, scales.down
+        fed.until("r0001 done")
+        up, down = scales.up - up, scales.down - down
+        fed.finish()
+        (entry,) = fed.books["entries"]
+    for passed, name in ((up, "up_bytes"), (down, "down_bytes")):
+        counted = sum(entry["costs"][phase][name] for phase in ("unlearning", "recovery"))
+        assert counted > 16e6, "one client unlearned, and one recovered"
+        assert counted <= passed < counted * (1 + int(stated.group(1)) / 100)
 
 
 ALONE = """

@@ -17,7 +17,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -216,8 +216,10 @@ class Stack:
         mode: Mode = "secure",
         timeout: float = 120.0,
         say: Say = lambda _: None,
+        way: Callable[[str], str] = lambda superlink: superlink,
     ) -> None:
-        self.folder, self.mode, self.timeout = folder.resolve(), mode, timeout
+        """`way` is where nodes connect to reach the SuperLink: at its own address, or at that of a proxy before it."""
+        self.folder, self.mode, self.timeout, self._way = folder.resolve(), mode, timeout, way
         self.nodes: list[Keeper] = []
         self.keys: list[NodeKey] = []
         self.tls: Tls | None = None
@@ -297,7 +299,7 @@ class Stack:
         """Start one more SuperNode; it may trust another authority, or be less patient."""
         node = Node(f"node-{len(self.nodes)}", free_ports(1)[0], config, key)
         trusted = authority or (self.tls.authority if self.tls else None)
-        command = supernode_command(node, self.control.address, trusted, self.tls)
+        command = supernode_command(node, self._way(self.control.address), trusted, self.tls)
         keeper = self._keeper(node.name, command, pauses or REFUSED).start()
         self.nodes.append(keeper)
         return keeper
