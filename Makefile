@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 EXTRAS := flower,transformers,dev
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo setup test test-core test-all test-kernels test-faults check format clean
+.PHONY: demo setup test test-core test-all test-kernels test-faults bench check format clean
 
 demo: setup
 	$(BIN)/fedquit demo
@@ -36,6 +36,10 @@ test-kernels: setup
 	test -d $(VENV)/kernels || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/kernels triton==3.9.0
 	PYTHONPATH=$(VENV)/kernels TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/engine/test_kernels.py
 
+# The other frameworks have an environment of their own: pfl needs an older attrs than Flower's is tested with.
+bench: $(VENV)-bench/.ready
+	$(VENV)-bench/bin/fedquit bench round --peers flower,pfl,fluke --out runs/bench
+
 check: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -55,10 +59,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 $(VENV)-core/.ready: pyproject.toml constraints.txt
 	$(call install,$(VENV)-core,dev)
 
+$(VENV)-bench/.ready: pyproject.toml constraints.txt
+	$(call install,$(VENV)-bench,bench,attrs)
+
+# $(1) the environment, $(2) the extras, $(3) a package whose version is left open
 define install
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'fedquit needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.11')"
 	$(PYTHON) -m venv $(if $(filter own,$(TORCH)),--system-site-packages) $(1)
-	$(if $(filter own,$(TORCH)),grep -v '^torch==',cat) constraints.txt > $(1)/constraints.txt
+	grep -vE '^($(if $(filter own,$(TORCH)),torch,-)|$(or $(3),-))==' constraints.txt > $(1)/constraints.txt
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(INDEX) -c $(1)/constraints.txt -e '.[$(2)]'
 	touch $(1)/.ready
 endef

@@ -4,6 +4,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import signal
 import statistics
 from dataclasses import dataclass
 from html import unescape
@@ -33,6 +35,14 @@ class Breaks(Method):
         return state.next(state.params)
 
 
+class Dies(Method):
+    """A method that takes its process with it."""
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return state
+
+
 class Quiet:
     def __init__(self) -> None:
         self.titles: list[str] = []
@@ -43,6 +53,9 @@ class Quiet:
 
     def runs(self, done: int, total: int, title: str) -> None:
         self.titles.append(f"{done}/{total} {title}")
+
+    def lane(self, number: int) -> Any:
+        return self
 
 
 def recipe(**changes: Any) -> Any:
@@ -60,6 +73,33 @@ def test_one_training_serves_all_methods_and_every_retrain_serves_all_of_them(tm
     assert all(line.runs == 2 for line in lines)
     assert watch.titles[0] == "0/12 fedquit, client 0, seed 0"
     assert watch.titles[-1] == "12/12 done"
+
+
+def test_processes_side_by_side_find_what_one_finds(tmp_path: Path) -> None:
+    methods, alone, beside = ["federaser", "test_compare:Breaks"], tmp_path / "one", tmp_path / "two"
+    one = compare(recipe(), methods, [0, 1], 1, alone, overview=Quiet(), jobs=1)
+    watch = Quiet()
+    two = compare(recipe(), methods, [0, 1], 1, beside, overview=watch, jobs=2)
+    assert [o.key for o in two[1]] == [o.key for o in one[1]]
+    for a, b in zip(one[1], two[1], strict=True):
+        assert b.failure == a.failure
+        assert [untimed(row) for row in b.rows] == [untimed(row) for row in a.rows]
+    assert [line.gaps for line in two[0]] == [line.gaps for line in one[0]]
+    trained = [{p.name for p in (folder / "cache").iterdir()} for folder in (alone, beside)]
+    assert trained[0] == trained[1], "each federation once"
+    assert watch.titles[0] == "0/6 2 processes"
+    assert watch.titles[-1] == "6/6 done"
+
+
+def untimed(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "seconds"}
+
+
+def test_a_process_that_dies_is_a_line_that_says_so_and_the_others_go_on(tmp_path: Path) -> None:
+    lines, outcomes = compare(recipe(), ["fedquit", "test_compare:Dies"], [0, 1], 1, tmp_path, overview=Quiet(), jobs=2)
+    assert [bool(o.failure) for o in outcomes] == [False, True, False, True]
+    assert "the process at work on it ended with -9" in outcomes[1].failure
+    assert lines[-2].runs == 2
 
 
 def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:

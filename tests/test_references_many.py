@@ -96,6 +96,9 @@ def test_a_comparison_can_ask_for_them(tmp_path: Path) -> None:
     class Quiet(Silent):
         def runs(self, done: int, total: int, title: str) -> None: ...
 
+        def lane(self, number: int) -> Silent:
+            return self
+
     recipe = tiny(recover={"until": "retrained", "max_rounds": 1}, train={"rounds": 2})
     lines, _ = compare(recipe, ["fedquit"], [1], 1, tmp_path, overview=Quiet(), references=4)
     assert lines[-1].references["models"] == 4

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from fedquit.core import ClientId
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.files import write_json
@@ -21,18 +23,22 @@ from fedquit.methods import METHODS
 from fedquit.metrics.gaps import Gap, avg_gap, gap, inside_floor, paired
 from fedquit.metrics.tug_of_war import tug_of_war
 from fedquit.names import lookup
-from fedquit.recipe import Recipe
-from fedquit.references import Evidence, gathered
+from fedquit.recipe import Recipe, build
+from fedquit.references import Evidence, gathered, require_enough
 from fedquit.rows import Row
-from fedquit.runner import retrain_again, run
+from fedquit.runner import retrain_again, retrained, run, say_engine
+from fedquit.side_by_side import Answer, SideBySide, Task, WorkerLostError
 from fedquit.training import Attached, Reporter, require_disk
-from fedquit.world import open_world
+from fedquit.world import World, open_world
 
+WORK = "fedquit.compare:work"
 METRICS = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
 DISTANCE = "forget_js"  # to Retrain, from both models' predictions
 AVERAGED = {"retain": "retain_acc", "forget": "forget_acc", "song": "mia_song_svc", "yeom": "mia_yeom"}
 
 At = tuple[ClientId, int]  # a target and a seed
+Key = tuple[str, ClientId, int]  # a method, a target and a seed
+FLOOR = "noise floor"
 Floor = Mapping[At, Row]  # Retrain with another seed
 
 
@@ -40,7 +46,10 @@ class Overview(Reporter, Protocol):
     """Somebody who wants to know how far the whole comparison is, and each run."""
 
     def runs(self, done: int, total: int, title: str) -> None:
-        """So many runs are over, and this one begins."""
+        """So many runs are over, and this one begins, or is the last that ended where several go side by side."""
+
+    def lane(self, number: int) -> Reporter:
+        """Who wants to know how far one of several processes is."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,11 @@ class Outcome:
     rows: tuple[Row, ...] = ()
     failure: str = ""
     evidence: Evidence | None = None  # of many models
+
+    @property
+    def key(self) -> Key:
+        """Which it is."""
+        return self.method, self.target, self.seed
 
     def at(self, phase: str) -> Row:
         """The row of a phase."""
@@ -118,37 +132,134 @@ def compare(
     overview: Overview,
     cache: Path | None = None,
     references: int = 0,
+    jobs: int = 1,
 ) -> tuple[list[Line], list[Outcome]]:
     """Run everything, or go on with it, and write `comparison.json`.
 
-    With `references`, each erasure is repeated with so many other seeds, for what needs many models.
+    With `references`, each erasure is repeated with so many other seeds, for what needs many models. With `jobs`, so
+    many processes share the work; 0 takes as many as `fitting_jobs` says.
     """
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}: it must be at least 1.")
+    if jobs < 0:
+        raise InputError(f"--jobs is {jobs}: give a number of processes, or 0 for as many as fit.")
+    if references:
+        require_enough(references)
     if not recipe.retrain:
         raise InputError("a comparison is one with Retrain: set retrain = true in the recipe.")
     cache = cache or out / "cache"
     variants = {name: _variant(recipe, name) for name in methods}
-    attached, refused = _attachable(variants, cache)
-    jobs = [(s, t, name) for s in range(recipe.seed, recipe.seed + seeds) for t in targets for name in methods]
-    pairs = list(dict.fromkeys((s, t) for s, t, _ in jobs))
-    total, outcomes, floor = len(jobs) + len(pairs), [], {}
-    for number, (seed, target, name) in enumerate(jobs):
-        overview.runs(number, total, f"{name}, client {target}, seed {seed}")
-        tried = _for(variants[name], seed, target)
-        folder = out / f"seed-{seed}" / f"client-{target}" / name.replace(":", ".")
-        outcome = _tried(tried, Outcome(name, target, seed, folder), cache, overview, attached, refused)
-        if references and not outcome.failure:
-            found = gathered(tried, references, folder, cache, reporter=overview, attached=attached)
-            outcome = dataclasses.replace(outcome, evidence=found)
-        outcomes.append(outcome)
-    for number, (seed, target) in enumerate(pairs, start=len(jobs)):
-        overview.runs(number, total, f"noise floor, client {target}, seed {seed}")
-        floor[target, seed] = retrain_again(_for(recipe, seed, target), cache, reporter=overview)
-    overview.runs(total, total, "done")
+    world = open_world(recipe)
+    attached, refused = _attachable(world, variants, cache)
+    places = [(t, s) for s in range(recipe.seed, recipe.seed + seeds) for t in targets]
+    blank = [Outcome(n, t, s, _folder(out, s, t, n), failure=refused.get(n, "")) for t, s in places for n in methods]
+    beside = {"attached": {n: variants[n].to_dict() for n in attached}, "references": references}
+    runs = {o.key: _task("run", variants[o.method], o, cache) | beside for o in blank if not o.failure}
+    again = [Outcome(FLOOR, t, s, out) for t, s in places]
+    floors = {o.key: _task("floor", recipe, o, cache) for o in again}
+    answers = _carried_out(runs, floors, overview, jobs or fitting_jobs(world))
+    outcomes = [o if o.failure else _filled(o, answers[o.key]) for o in blank]
+    floor = {(o.target, o.seed): answers[o.key]["row"] for o in again}
     lines = list(summarised(outcomes, methods, floor))
     write_json(out / "comparison.json", to_dict(recipe, lines, outcomes, out))
     return lines, outcomes
+
+
+def fitting_jobs(world: World) -> int:
+    """A process for each core where a network keeps only one busy; else one, which has all cores or the GPU."""
+    say_engine(world)
+    alone = world.device.type == "cpu" and world.chosen.name == "stacked"
+    return torch.get_num_threads() if alone else 1
+
+
+def _folder(out: Path, seed: int, target: ClientId, method: str) -> Path:
+    return out / f"seed-{seed}" / f"client-{target}" / method.replace(":", ".")
+
+
+def _task(do: str, recipe: Recipe, of: Outcome, cache: Path) -> Task:
+    own = _for(recipe, of.seed, of.target)
+    title = f"{of.method}, client {of.target}, seed {of.seed}"
+    return {"do": do, "title": title, "recipe": own.to_dict(), "folder": str(of.folder), "cache": str(cache)}
+
+
+def _carried_out(
+    runs: Mapping[Key, Task], floors: Mapping[Key, Task], overview: Overview, jobs: int
+) -> dict[Key, Answer]:
+    """The answer to each task; side by side, what others would wait for comes first."""
+    tasks, found = {**runs, **floors}, dict[Key, Answer]()
+    if jobs == 1:
+        for number, (key, task) in enumerate(tasks.items()):
+            overview.runs(number, len(tasks), task["title"])
+            found[key] = _sound(work(task, overview))
+    else:
+        overview.runs(0, len(tasks), f"{jobs} processes")
+        threads = max(1, torch.get_num_threads() // jobs)
+        with SideBySide(WORK, jobs, lambda number: overview.lane(number + 1), threads) as processes:
+            for key, answer in (a for stage in _stages(runs, floors) for a in _together(processes, stage)):
+                found[key] = _sound(answer)
+                overview.runs(len(found), len(tasks), f"{tasks[key]['title']}: done")
+    overview.runs(len(tasks), len(tasks), "done")
+    return found
+
+
+def _stages(runs: Mapping[Key, Task], floors: Mapping[Key, Task]) -> Iterator[list[tuple[Key, Task]]]:
+    """First a run of each seed, which trains its Original, beside the Retrains of the other clients; then the rest."""
+    first = {seed: (method, target, seed) for method, target, seed in reversed(list(runs))}.values()
+    served = {(target, seed) for _, target, seed in first}
+    retrains = [(key, {**task, "do": "retrain"}) for key, task in floors.items() if key[1:] not in served]
+    yield [*((key, runs[key]) for key in first), *retrains]
+    yield [*floors.items(), *((key, task) for key, task in runs.items() if key not in first)]
+
+
+def _together(processes: SideBySide, stage: Sequence[tuple[Key, Task]]) -> Iterator[tuple[Key, Answer]]:
+    for number, answer in processes.run([task for _, task in stage]):
+        key, task = stage[number]
+        if isinstance(answer, WorkerLostError):
+            yield key, {"failure" if task["do"] == "run" else "error": f"{task['title']}: {answer}"}
+        elif task["do"] != "retrain":
+            yield key, answer
+
+
+def _sound(answer: Answer) -> Answer:
+    if "error" in answer:
+        raise FedquitError(answer["error"])
+    return answer
+
+
+def work(task: Task, reporter: Reporter) -> Answer:
+    """A run of one method, a Retrain for the cache, or the noise floor of a client: from JSON to JSON."""
+    recipe, cache = build(Recipe, dict(task["recipe"]), "recipe"), Path(task["cache"])
+    if task["do"] == "run":
+        return _tried(recipe, task, cache, reporter)
+    try:
+        if task["do"] == "retrain":
+            retrained(recipe, cache, reporter)
+            return {}
+        return {"row": retrain_again(recipe, cache, reporter=reporter)}
+    except FedquitError as error:
+        return {"error": str(error)}
+
+
+def _tried(recipe: Recipe, task: Task, cache: Path, reporter: Reporter) -> Answer:
+    folder, attached = Path(task["folder"]), {n: build(Recipe, r, "recipe") for n, r in task["attached"].items()}
+    methods = {name: variant.build_method() for name, variant in attached.items()}
+    try:
+        answer = {"rows": run(recipe, folder, cache=cache, reporter=reporter, attached=methods)["rows"]}
+        if task["references"]:
+            found = gathered(recipe, task["references"], folder, cache, reporter=reporter, attached=methods)
+            answer["evidence"] = dataclasses.asdict(found)
+    except FedquitError as error:
+        return {"failure": str(error)}
+    except Exception as error:
+        return {"failure": f"{type(error).__name__}: {error}"}
+    return answer
+
+
+def _filled(outcome: Outcome, answer: Answer) -> Outcome:
+    if answer.get("failure"):
+        return dataclasses.replace(outcome, failure=answer["failure"])
+    evidence = Evidence(**answer["evidence"]) if answer.get("evidence") else None
+    return dataclasses.replace(outcome, rows=tuple(answer["rows"]), evidence=evidence)
 
 
 def _for(recipe: Recipe, seed: int, target: ClientId) -> Recipe:
@@ -161,10 +272,9 @@ def _variant(recipe: Recipe, name: str) -> Recipe:
     return recipe if name == recipe.method_name else dataclasses.replace(recipe, method={"name": name})
 
 
-def _attachable(variants: dict[str, Recipe], cache: Path) -> tuple[Attached, dict[str, str]]:
+def _attachable(world: World, variants: Mapping[str, Recipe], cache: Path) -> tuple[Attached, dict[str, str]]:
     """The methods that can watch the training, and why the others cannot."""
     attached, refused = {}, {}
-    world = open_world(next(iter(variants.values())))
     for name, variant in variants.items():
         method = variant.build_method()
         try:
@@ -174,20 +284,6 @@ def _attachable(variants: dict[str, Recipe], cache: Path) -> tuple[Attached, dic
         else:
             attached[name] = method
     return attached, refused
-
-
-def _tried(
-    recipe: Recipe, outcome: Outcome, cache: Path, overview: Overview, attached: Attached, refused: dict[str, str]
-) -> Outcome:
-    if outcome.method in refused:
-        return dataclasses.replace(outcome, failure=refused[outcome.method])
-    try:
-        results = run(recipe, outcome.folder, cache=cache, reporter=overview, attached=attached)
-    except FedquitError as error:
-        return dataclasses.replace(outcome, failure=str(error))
-    except Exception as error:
-        return dataclasses.replace(outcome, failure=f"{type(error).__name__}: {error}")
-    return dataclasses.replace(outcome, rows=tuple(results["rows"]))
 
 
 def summarised(outcomes: Sequence[Outcome], methods: Sequence[str], floor: Floor) -> Iterator[Line]:

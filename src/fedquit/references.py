@@ -67,12 +67,17 @@ class Phis:
     population: Floats  # the test set
 
 
+def require_enough(models: int) -> None:
+    """Refuse a number of models that says nothing."""
+    if models < LEAST:
+        raise InputError(f"--references {models} are too few: take at least {LEAST}, and 64 for claims.")
+
+
 def gathered(
     recipe: Recipe, models: int, out: Path, cache: Path, *, reporter: Reporter, attached: Attached | None = None
 ) -> Evidence:
     """Run the recipe's erasure with `models` other seeds, or take them from disk, and compare."""
-    if models < LEAST:
-        raise InputError(f"--references {models} are too few: take at least {LEAST}, and 64 for claims.")
+    require_enough(models)
     world = open_world(recipe)
     who = evaluation_of(world)
     null: Set = "holdout" if len(who.examples("holdout")[1]) else "test"

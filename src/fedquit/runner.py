@@ -58,7 +58,7 @@ def run(
     reporter = reporter or Silent()
     cache = cache or out.parent / "cache"
     world = open_world(recipe)
-    log.info("engine: %s on %s, %s (%s)", world.chosen.name, world.device, world.precision, world.chosen.why)
+    say_engine(world)
     serving = _Serving(world, out, cache, reporter, attached or {recipe.method_name: world.method})
     with locked(out):
         _claim(out, world)
@@ -68,6 +68,11 @@ def run(
         results["clients"] = world.data.label_counts()
         write_json(out / "results.json", results)
     return results
+
+
+def say_engine(world: World) -> None:
+    """Which engine does the work, and why."""
+    log.info("engine: %s on %s, %s (%s)", world.chosen.name, world.device, world.precision, world.chosen.why)
 
 
 def retrain_again(recipe: Recipe, cache: Path, *, reporter: Reporter | None = None) -> Row:

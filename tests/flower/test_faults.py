@@ -189,7 +189,7 @@ ALONE = """
 import sys
 from pathlib import Path
 from flower.real_world import Federation
-with Federation(Path(sys.argv[1]), 2, {"allow-unauthenticated": True}, mode="insecure") as fed:
+with Federation(Path(sys.argv[1]), 2) as fed:
     fed.begin()
     fed.until("training round 1")
     fed.ask(0)

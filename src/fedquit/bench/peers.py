@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +32,12 @@ class Peer:
 
     package: str
     build: Callable[[Setting], Way]
+    distribution: str  # its name on the index
+
+    @property
+    def title(self) -> str:
+        """With its version."""
+        return f"{self.distribution} {version(self.distribution)}"
 
 
 @contextlib.contextmanager
@@ -266,7 +273,7 @@ _DECLARED: list[Any] = []
 
 
 PEERS: dict[str, Peer] = {
-    "flower": Peer("flwr", Flower),
-    "pfl": Peer("pfl", Pfl),
-    "fluke": Peer("fluke", Fluke),
+    "flower": Peer("flwr", Flower, "flwr"),
+    "pfl": Peer("pfl", Pfl, "pfl"),
+    "fluke": Peer("fluke", Fluke, "fluke-fl"),
 }

@@ -39,6 +39,8 @@ def measured(
     for name in peers:
         require(lookup(PEERS, name, "peer"))
     where = machine(torch.device(device))
+    if peers:
+        where["beside"] = ", ".join(PEERS[name].title for name in peers)
     figures: list[Figure] = []
     if device == "cpu":
         small = digits()
@@ -68,7 +70,7 @@ def own_ways(setting: Setting) -> dict[str, Way]:
 
 def compared(setting: Setting, ways: Mapping[str, Way], turns: int, rounds: int, warm_up: int) -> list[Figure]:
     """Seconds a round, how many times the best plain loop's speed, and that all learn alike."""
-    first = {name: way.rounds(warm_up if name.startswith("auto") else 2)[0] for name, way in ways.items()}
+    first = {name: way.rounds(warm_up)[0] for name, way in ways.items()}  # as many for all, so that all learn as much
     took: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(turns):
         for name, way in ways.items():

@@ -144,6 +144,7 @@ def compare(
     targets: Annotated[str, typer.Option(help="The clients that leave, one in each run.")] = "0",
     seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
     references: Annotated[int, typer.Option(help="More seeds of each erasure: RMIA, LiRA, U-LiRA, KLoM, epsilon.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Processes side by side; 0: one for each core where that pays.")] = 0,
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
@@ -156,7 +157,7 @@ def compare(
     with Bars() as bars:
         names, clients = chosen_methods(methods), parse_targets(targets)
         lines, outcomes = compare_methods(
-            recipe, names, clients, seeds, out, overview=bars, cache=cache, references=references
+            recipe, names, clients, seeds, out, overview=bars, cache=cache, references=references, jobs=jobs
         )
     write_report([out], out / "report.html")
     if as_json:

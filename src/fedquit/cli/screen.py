@@ -57,9 +57,8 @@ class Bars:
             console=err,
             disable=not err.is_terminal,
         )
-        self._task: TaskID | None = None
         self._overall: TaskID | None = None
-        self._title, self._total = "", 0
+        self._lanes: dict[int, _Lane] = {}
         self._news, self._level = News(), logging.NOTSET
 
     def __enter__(self) -> Bars:
@@ -77,27 +76,57 @@ class Bars:
         self._bars.stop()
 
     def runs(self, done: int, total: int, title: str) -> None:
-        """One run of a comparison begins: the bars of the last one go, the overall one stays."""
+        """So many runs of a comparison are over; the bars of the one that ran here go, the overall one stays."""
         if self._overall is None:
             self._overall = self._bars.add_task("Comparison", total=total, note="")
-        for task in [t.id for t in self._bars.tasks if t.id != self._overall]:
-            self._bars.remove_task(task)
+        self.lane(0).clear()
         self._bars.update(self._overall, completed=done, note=title)
         if not err.is_terminal:
             err.print(f"[{done}/{total}] {title}", **PLAIN)
 
+    def lane(self, number: int) -> _Lane:
+        """Where the work of one of several processes is shown; 0 is also this one's."""
+        if number not in self._lanes:
+            self._lanes[number] = _Lane(self._bars, f"({number}) " if number else "")
+        return self._lanes[number]
+
     def phase(self, title: str, rounds: int | None, done: int) -> None:
         """A phase begins."""
-        self._title, self._total = title, rounds or 0
-        self._task = self._bars.add_task(title, total=rounds, completed=done, note="")
-        if not err.is_terminal:
-            ready = " (done already)" if rounds and done >= rounds else ""
-            err.print(f"{title}{ready}", **PLAIN)
+        self.lane(0).phase(title, rounds, done)
 
     def round(self, done: int, note: str) -> None:
         """A round is over."""
-        if self._task is not None:
-            self._bars.update(self._task, completed=done, note=note)
+        self.lane(0).round(done, note)
+
+
+class _Lane:
+    """The bars of one run."""
+
+    def __init__(self, bars: Progress, name: str) -> None:
+        self._bars, self._name = bars, name
+        self._tasks: list[TaskID] = []
+        self._total = 0
+
+    def clear(self) -> None:
+        """A new run begins."""
+        for task in self._tasks:
+            self._bars.remove_task(task)
+        self._tasks = []
+
+    def phase(self, title: str, rounds: int | None, done: int) -> None:
+        """A phase begins."""
+        self._total = rounds or 0
+        if self._name:  # one of several: a line for each
+            self.clear()
+        self._tasks.append(self._bars.add_task(self._name + title, total=rounds, completed=done, note=""))
+        if not err.is_terminal:
+            ready = " (done already)" if rounds and done >= rounds else ""
+            err.print(f"{self._name}{title}{ready}", **PLAIN)
+
+    def round(self, done: int, note: str) -> None:
+        """A round is over."""
+        if self._tasks:
+            self._bars.update(self._tasks[-1], completed=done, note=note)
         if not err.is_terminal and (note or done % 10 == 0):
             of = f" of {self._total}" if self._total else ""
-            err.print(f"  round {done}{of} {note}".rstrip(), **PLAIN)
+            err.print(f"  {self._name}round {done}{of} {note}".rstrip(), **PLAIN)
