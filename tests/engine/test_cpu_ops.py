@@ -108,6 +108,29 @@ def test_normalisation(side: int, groups: int) -> None:
     together_and_alone(lambda x, w, b, s: norm_relu(x, groups, w, b, 1e-5, s), x, weight, bias, shortcut)
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_relu_of_channels_that_lie_innermost_whatever_comes_back(inplace: bool) -> None:
+    """After a convolution they do; the gradient of a flattened image lies otherwise, that of another layer does not."""
+    x, w, v = drawn(3, 4, 2, 5, 5), drawn(3, 4, 2, 3, 3), drawn(3, 3, 4, 3, 3)
+    relu = functional.relu
+    together_and_alone(lambda x, w: relu(functional.conv2d(x, w), inplace).flatten(1), x, w)
+    together_and_alone(lambda x, w, v: functional.conv2d(relu(functional.conv2d(x, w), inplace), v), x, w, v)
+    together_and_alone(lambda x: relu(x + 0, inplace), x)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_network_may_write_into_what_it_got(small: bool) -> None:
+    x, w, weight, bias = drawn(3, 4, 2, 5, 5), drawn(3, 4, 2, 3, 3), drawn(3, 4), drawn(3, 4)
+
+    def written(x: Tensor, w: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out = functional.conv2d(x, w).add_(1.0)
+        return functional.group_norm(out, 2, weight, bias).mul_(2.0).relu_()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_ops, "SMALL", 1 << 16 if small else 0)
+        together_and_alone(written, x, w, weight, bias)
+
+
 def test_a_gradient_inside_the_loss_is_left_to_torch() -> None:
     x, w = drawn(2, 3, 4, 5, 5).detach(), drawn(2, 4, 4, 3, 3).detach()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions and group normalisation of many clients on a CPU, for networks that know nothing of it.
+"""Convolutions, group normalisation and ReLU of many clients on a CPU, for networks that know nothing of it.
 
 What `vmap` makes of a convolution with each client's own weights, a grouped one, is slow on a CPU. Inside `Batched()`
 small images are laid out as matrices and multiplied, all clients in one product; larger ones go to torch's own
@@ -41,6 +41,11 @@ def _windows(padded: Tensor, size: int, stride: int) -> Tensor:
     return padded.as_strided(shape, (s[0], s[1], s[2] * stride, s[3] * stride, s[2], s[3], s[4]))
 
 
+def _laid_last(like: Tensor, *shape: int) -> Tensor:
+    """Room for (K, B, C, H, W) with channels innermost: no view of anything, so that a network may write into it."""
+    return torch.empty_permuted(shape, (0, 1, 3, 4, 2), dtype=like.dtype, device=like.device)
+
+
 class SmallConv(Function):
     """Images (K, B, I, H, W) and weights (K, O, I, S, S), as one product of matrices for each client."""
 
@@ -52,7 +57,9 @@ class SmallConv(Function):
         taps = w.permute(0, 3, 4, 2, 1).reshape(len(w), -1, w.shape[1])
         ctx.save_for_backward(columns, taps)
         ctx.shape, ctx.sides, ctx.settings = x.shape, windows.shape[2:4], (size, stride, padding)
-        return first(torch.bmm(columns, taps).view(*windows.shape[:4], -1))
+        out = _laid_last(x, *windows.shape[:2], w.shape[1], *windows.shape[2:4])
+        torch.bmm(columns, taps, out=last(out).view(len(x), -1, w.shape[1]))
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401, D102
@@ -131,7 +138,9 @@ class StackedNorm(Function):
         normed = plain.permute(0, 2, 3, 1).reshape(k, -1, channels)
         ctx.save_for_backward(flat, normed, mean, scale, weight)
         ctx.sizes = sizes
-        return first(torch.addcmul(bias.unsqueeze(1), normed, weight.unsqueeze(1)).view(images.shape))
+        out = _laid_last(x, *x.shape)
+        torch.addcmul(bias.unsqueeze(1), normed, weight.unsqueeze(1), out=last(out).view(normed.shape))
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102
@@ -143,6 +152,23 @@ class StackedNorm(Function):
         found = _aten.native_group_norm_backward(onwards, flat, mean, scale, None, *ctx.sizes, [True, False, False])
         of_x = first(found[0].permute(0, 2, 3, 1).view(g.shape))
         return of_x, of_weight, of_bias, None, None
+
+
+class StackedRelu(Function):
+    """ReLU of (K, B, C, H, W) with channels innermost; what comes back may lie otherwise, and is laid out so first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401, D102
+        out = torch.relu(x)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ANN401, D102
+        (out,) = ctx.saved_tensors
+        g = gradients[0] if gradients[0].stride(2) == 1 else first(last(gradients[0]))
+        found: Tensor = _aten.threshold_backward(g, out, 0)
+        return found
 
 
 def _outermost() -> Any:  # noqa: ANN401 - torch gives it no name
@@ -200,16 +226,23 @@ def _group_norm(
     return _one_client(StackedNorm, (x, weight, bias), groups, eps)
 
 
+def _relu(x: Tensor, inplace: bool = False) -> Tensor:
+    if inplace or not (_mapped(x) and x.dim() == 4 and x.stride(1) == 1 and _outermost()):
+        return functional.relu(x, inplace)
+    return _one_client(StackedRelu, (x,))
+
+
 def _norm_relu(
     x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, shortcut: Tensor | None = None
 ) -> Tensor:
     normed = _group_norm(x, groups, weight, bias, eps)
-    return functional.relu(normed if shortcut is None else normed + shortcut)
+    return _relu(normed if shortcut is None else normed + shortcut)
 
 
 _WAYS: Ways = {
     functional.conv2d: _conv2d,
     functional.group_norm: _group_norm,
+    functional.relu: _relu,
     norm_relu: _norm_relu,
 }
 

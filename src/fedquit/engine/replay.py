@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from fedquit.core import Params, Sent
 
 log = logging.getLogger(__name__)
-WORTH_IT = 200  # steps: writing one down takes as long as so many replays save
+WORTH_IT = 100  # steps: writing one down takes a quarter of a second, which so many replays save
 LARGEST = 1 << 21  # numbers in all rows; beyond that a step is long, and what to do is found out meanwhile
 
 Gradient = Sequence[Tensor | None]
