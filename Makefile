@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 EXTRAS := flower,transformers,dev
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo setup test test-core test-all test-kernels test-faults bench check format clean
+.PHONY: demo setup test test-core test-all test-kernels test-faults bench bench-cuda check format clean
 
 demo: setup
 	$(BIN)/fedquit demo
@@ -39,6 +39,10 @@ test-kernels: setup
 # The other frameworks have an environment of their own: pfl needs an older attrs than Flower's is tested with.
 bench: $(VENV)-bench/.ready
 	$(VENV)-bench/bin/fedquit bench round --peers flower,pfl,fluke --out runs/bench
+
+# The same on a GPU, with whatever torch and Triton this Python has.
+bench-cuda:
+	for what in agree round unlearn scale; do PYTHONPATH=src $(PYTHON) -m fedquit bench $$what --device cuda --out runs/bench || exit 1; done
 
 check: setup
 	$(BIN)/ruff check

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from fedquit.bench import agree, rounds, scale, settings
 from fedquit.bench.measure import Bench
 from fedquit.bench.settings import CIFAR, RAGGED, Setting, Timed, digits, engine, noisy, plain
 from fedquit.cli import main
-from fedquit.core import Local, Params
+from fedquit.core import Local
 from fedquit.data.federated import FederatedData
 from fedquit.engine import stacked
 from fedquit.engine.sequential import Outcome
@@ -42,8 +44,27 @@ def test_some_steps_of_the_large_setting_are_scaled_to_the_real_clients() -> Non
     found = settings.cifar(torch.device("cpu"), steps=2, model="cnn")
     steps = sum(-(-n // 32) for n in RAGGED)
     assert all(len(at) == 64 for at in found.data.train.values())
-    assert found.whole == pytest.approx(steps / 20)
-    assert found.note == "scaled from 2 steps a client"
+    assert found.whole == pytest.approx(steps / 4)
+    assert found.note == "scaled from 2 steps of each of 2 clients"
+
+
+def test_a_text_can_be_learned_by_every_way() -> None:
+    found = settings.text(torch.device("cpu"), clients=2, windows=20, length=6, letters=5)
+    known = {name: way for name, way in rounds.own_ways(found).items() if "threads" not in name}
+    for way in known.values():
+        way.rounds(12)
+    assert all(found.accuracy(way.params) > 60 for way in known.values()), "a fifth would be chance"
+
+
+@pytest.mark.transformers
+@pytest.mark.filterwarnings("ignore:mit_b0 begins untrained")
+def test_the_transformer_takes_its_steps() -> None:
+    found = settings.transformer(torch.device("cpu"), steps=1, clients=2, size=32)
+    assert found.whole == pytest.approx(sum(-(-n // 32) for n in RAGGED) / 2)
+    for way in (plain(found, 1), engine(found, "sequential", 1)):
+        before = fingerprint(way.params)
+        way.rounds(1)
+        assert fingerprint(way.params) != before
 
 
 def test_every_way_learns_and_the_figures_are_those_of_the_turns(
@@ -57,7 +78,7 @@ def test_every_way_learns_and_the_figures_are_those_of_the_turns(
     took = [f for f in figures if f.unit == "s a round"]
     assert [f.repeats for f in took] == [(2.0, 2.0)] * len(ways), "twice as much work in the real setting"
     assert all(f.repeats == (1.0, 1.0) for f in figures if f.unit == "x")
-    assert [way.done for way in ways.values() if isinstance(way, Timed)] == [8] * (len(ways) - 1) + [7]
+    assert [way.done for way in ways.values() if isinstance(way, Timed)] == [7] * len(ways), "all learn for as long"
     for way in ways.values():
         assert fingerprint(way.params) != fingerprint(small.start)
     (apart,) = [f for f in figures if f.unit == "points"]
@@ -96,11 +117,13 @@ def test_agreement_is_measured_for_every_engine_and_both_precisions() -> None:
 def test_disagreement_is_found_and_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def wrong(self: stacked.Work, row: int, job: stacked.Job, loss: float) -> Outcome:
-        params: Params = {n: p[0] * (1 + 1e-9) for n, p in self.layout.views(self.rows[row : row + 1]).items()}
-        return Outcome(params, self.task.answer(params, job.sent), self.task.keep(params, job.sent), loss)
+    outcomes = stacked.Work.outcomes
 
-    monkeypatch.setattr(stacked.Work, "outcome", wrong)
+    def wrong(self: stacked.Work, *given: Any) -> Iterator[tuple[int, Outcome]]:
+        self.rows *= 1 + 1e-9
+        return outcomes(self, *given)
+
+    monkeypatch.setattr(stacked.Work, "outcomes", wrong)
     monkeypatch.setattr(agree, "cases", lambda *a: {"one": _cases(*a)["training, sgd"]})
     monkeypatch.setattr("sys.argv", ["fedquit", "bench", "agree", "--json", "--out", str(tmp_path / "made")])
     with pytest.raises(SystemExit) as end:

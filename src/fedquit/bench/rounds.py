@@ -15,13 +15,13 @@ import torch
 
 from fedquit.bench.measure import Bench, Figure, machine
 from fedquit.bench.peers import PEERS, require
-from fedquit.bench.settings import Setting, Way, chosen_setting, digits, engine, plain
+from fedquit.bench.settings import Setting, Way, chosen_setting, digits, engine, plain, text, transformer
 from fedquit.engine import Precision, choose
 from fedquit.errors import InputError
 from fedquit.names import lookup
 
 APART = 5.0  # points between the highest and the lowest final accuracy
-WARM_UP = 60  # rounds of our own engine on the small setting: by then its steps have been written down
+WARM_UP = 110  # rounds on the small setting: by then our engine has written down its steps, full batches and last ones
 
 
 def measured(
@@ -33,7 +33,7 @@ def measured(
     steps: int = 10,
     large: bool = True,
 ) -> Bench:
-    """All figures of a round on this device: the digits (on a CPU), then the ResNet-18."""
+    """All figures of a round on this device: the digits (on a CPU), the ResNet-18, and the others (on a GPU)."""
     if min(turns, rounds, steps) < 1:
         raise InputError("a benchmark needs at least one turn, round and step: give 1 or more.")
     for name in peers:
@@ -51,6 +51,9 @@ def measured(
         ways = own_ways(setting)
         ways |= {n: PEERS[n].build(setting) for n in peers if device == "cpu"}
         figures += compared(setting, ways, min(turns, 3), 1, 2 if device == "cuda" else 1)
+    if large and device == "cuda":
+        for other in (text(torch.device(device)), transformer(torch.device(device), steps)):
+            figures += compared(other, own_ways(other), min(turns, 3), 1, 2)
     return Bench("A round of training", figures, where)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -25,7 +25,11 @@ from fedquit.models import FunctionalModel, load_model
 from fedquit.params import mean, placed
 
 RAGGED = (5972, 4756, 5155, 5978, 6514, 4617, 4231, 5052, 2893, 4799)  # CIFAR-100 by LDA: as clients really are
+FEW = 2  # clients that a part of the work is measured on: a whole round takes a CPU a quarter of an hour
 CIFAR = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), vary="rotate-pad-crop-flip")
+
+
+TORCHS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Setting:
     local: Local
     whole: float = 1.0  # a round of the real setting takes so many times the steps
     note: str = ""
+    threads: int = 1  # with which a loop over its clients is fastest
 
     @property
     def device(self) -> torch.device:
@@ -60,16 +65,43 @@ def digits() -> Setting:
 
 
 def cifar(device: torch.device, steps: int = 0, *, classes: int = 100, model: str = "resnet18") -> Setting:
-    """Ten ragged clients with images of 3x32x32 as bytes, augmented; `steps` of each client, or all of an epoch."""
+    """Ten ragged clients with images of 3x32x32 as bytes, augmented; `steps` of some clients, or all of an epoch."""
     local = Local(lr=0.05)
-    sizes = [steps * local.batch_size] * len(RAGGED) if steps else list(RAGGED)
+    sizes = [steps * local.batch_size] * FEW if steps else list(RAGGED)
     dataset = noisy(sum(sizes), classes).to(device)
     data = FederatedData(dataset, dict(enumerate(torch.arange(sum(sizes)).split(sizes))))
     network = load_model(model, dataset.shape, classes, look=dataset.look)
-    whole = sum(-(-n // local.batch_size) for n in RAGGED) / (steps * len(RAGGED)) if steps else 1.0
-    note = f"scaled from {steps} steps a client" if steps else ""
-    start = placed(network.init(0), device)
-    return Setting("10 ragged clients x 5,000 images, ResNet-18, augmented", data, network, start, local, whole, note)
+    whole = sum(-(-n // local.batch_size) for n in RAGGED) / (steps * FEW) if steps else 1.0
+    note = f"scaled from {steps} steps of each of {FEW} clients" if steps else ""
+    start, title = placed(network.init(0), device), "10 ragged clients x 5,000 images, ResNet-18, augmented"
+    return Setting(title, data, network, start, local, whole, note, torch.get_num_threads())
+
+
+def transformer(device: torch.device, steps: int = 10, *, clients: int = 10, size: int = 224) -> Setting:
+    """The paper's MiT-B0: such images read at 224 pixels a side, AdamW; some steps of each of ten clients."""
+    local = Local(lr=3e-4, optimizer="adamw")
+    sizes = [steps * local.batch_size] * clients
+    dataset = noisy(sum(sizes), 100).to(device)
+    dataset = replace(dataset, look=replace(CIFAR, size=size))
+    data = FederatedData(dataset, dict(enumerate(torch.arange(sum(sizes)).split(sizes))))
+    model = load_model("mit_b0", dataset.shape, 100, look=dataset.look)
+    whole = sum(-(-n // local.batch_size) for n in RAGGED) / (steps * clients)
+    title = f"10 ragged clients x 5,000 images read at {size} pixels, MiT-B0, AdamW"
+    note = f"scaled from {steps} steps of each of {clients} clients"
+    return Setting(title, data, model, placed(model.init(0), device), local, whole, note)
+
+
+def text(device: torch.device, *, clients: int = 8, windows: int = 156, length: int = 80, letters: int = 65) -> Setting:
+    """A round of the paper's Tiny-Shakespeare: eight clients with windows of 80 letters, the next letter to be told."""
+    draw = torch.Generator().manual_seed(0)
+    starts = torch.randint(letters, (clients * windows + 50, 1), generator=draw)
+    x = (starts + 7 * torch.arange(length + 1)) % letters  # a text that can be learned
+    dataset = Dataset(x[:-50, :-1], x[:-50, 1:], x[-50:, :-1], x[-50:, 1:], letters).to(device)
+    data = FederatedData(dataset, dict(enumerate(torch.arange(clients * windows).split(windows))))
+    model = load_model("char_lstm", dataset.shape, letters)
+    local = Local(batch_size=4, lr=1.0, clip=5.0)
+    title = f"{clients} clients x {windows} windows of {length} letters, character LSTM"
+    return Setting(title, data, model, placed(model.init(0), device), local)
 
 
 def noisy(examples: int, classes: int, test: int = 1_000) -> Dataset:
@@ -141,10 +173,13 @@ def plain_round(setting: Setting, module: nn.Module, params: Params) -> Params:
         with torch.no_grad():
             for name, p in own.items():
                 p.copy_(params[name])
-        optimizer = torch.optim.SGD(own.values(), local.lr)
+        optimizer = TORCHS[local.optimizer](own.values(), local.lr)
         for at in mine[torch.randperm(len(mine))].to(setting.device).split(local.batch_size):
             optimizer.zero_grad()
-            functional.cross_entropy(module(seen(data.dataset, at)), data.y[at]).backward()
+            logits = module(seen(data.dataset, at))
+            functional.cross_entropy(logits.flatten(0, -2), data.y[at].flatten()).backward()
+            if local.clip:
+                nn.utils.clip_grad_norm_(own.values(), local.clip)
             optimizer.step()
         for name, p in own.items():
             total[name] = total.get(name, 0) + len(mine) * p.detach()

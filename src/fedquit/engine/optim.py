@@ -51,16 +51,15 @@ class Sgd:
 
     def step(self, params: Params, slots: Slots, signal: Signal, local: Local) -> tuple[Params, Slots]:
         """W <- w - lr * velocity, with velocity <- momentum * velocity + gradient + weight_decay * w."""
-        g = (
-            {n: d + local.weight_decay * params[n] for n, d in signal.gradient.items()}
-            if local.weight_decay
-            else signal.gradient
-        )
+        g = signal.gradient
+        if local.weight_decay:
+            g = {n: d.add(params[n], alpha=local.weight_decay) for n, d in g.items()}
         if local.momentum:
-            slots = {"velocity": {n: local.momentum * slots["velocity"][n] + d for n, d in g.items()}}
+            slots = {"velocity": {n: d.add(slots["velocity"][n], alpha=local.momentum) for n, d in g.items()}}
             g = slots["velocity"]
-        lr = local.lr if signal.lr is None else signal.lr
-        return {n: params[n] - lr * d for n, d in g.items()}, slots
+        if signal.lr is not None:
+            return {n: params[n] - signal.lr * d for n, d in g.items()}, slots
+        return {n: params[n].add(d, alpha=-local.lr) for n, d in g.items()}, slots  # memory is read and written once
 
 
 @dataclass(frozen=True)

@@ -379,13 +379,14 @@ class Work:
             return rows + more
         return rows
 
-    def outcome(self, row: int, job: Job, loss: float) -> Outcome:
-        """What came of one client's work."""
-        params = {
-            n: p[0].clone(memory_format=torch.contiguous_format)
-            for n, p in self.layout.views(self.rows[row : row + 1]).items()
-        }
-        return Outcome(params, self.task.answer(params, job.sent), self.task.keep(params, job.sent), loss)
+    def outcomes(self, jobs: Sequence[Job], steps: Sequence[int]) -> Iterator[tuple[ClientId, Outcome]]:
+        """What came of each client's work."""
+        whole, losses = self.layout.views(self.rows), self.losses.tolist()
+        for row, job in enumerate(jobs):
+            params = {n: p[row].clone(memory_format=torch.contiguous_format) for n, p in whole.items()}
+            loss = losses[row] / steps[row] if steps[row] else math.nan
+            answer, kept = self.task.answer(params, job.sent), self.task.keep(params, job.sent)
+            yield job.client, Outcome(params, answer, kept, loss)
 
 
 @contextlib.contextmanager
@@ -529,9 +530,7 @@ class StackedEngine:
         with _one_thread() if work.replays is not None else contextlib.nullcontext():
             work.load(jobs, ask.task.local.lr)
             work.run(steps)
-        losses = work.losses.tolist()
-        for row, job in enumerate(jobs):
-            yield job.client, work.outcome(row, job, losses[row] / steps[row] if steps[row] else math.nan)
+        yield from work.outcomes(jobs, steps)
 
     def _on_cpu(self, work: Work, task: Task, jobs: Sequence[Job]) -> Work:
         if not self.low and work.rows.numel() <= LARGEST:
