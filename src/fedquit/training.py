@@ -29,7 +29,7 @@ from fedquit.session import Progress, Session, advance
 from fedquit.store import Kept, StateFile, locked
 from fedquit.world import World
 
-CACHE_SCHEMA = 6  # raise it whenever the same recipe would train another model, or keep it in another form
+CACHE_SCHEMA = 5  # raise it whenever the same recipe would train another model, or keep it in another form
 Attached = Mapping[str, Method]  # by name
 
 

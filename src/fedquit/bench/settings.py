@@ -176,7 +176,8 @@ def plain_round(setting: Setting, module: nn.Module, params: Params) -> Params:
         optimizer = TORCHS[local.optimizer](own.values(), local.lr)
         for at in mine[torch.randperm(len(mine))].to(setting.device).split(local.batch_size):
             optimizer.zero_grad()
-            logits = module(seen(data.dataset, at))
+            out = module(seen(data.dataset, at))
+            logits = getattr(out, "logits", out)  # transformers wrap them
             functional.cross_entropy(logits.flatten(0, -2), data.y[at].flatten()).backward()
             if local.clip:
                 nn.utils.clip_grad_norm_(own.values(), local.clip)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fedquit.core import Local, Params
@@ -53,13 +54,15 @@ class Sgd:
         """W <- w - lr * velocity, with velocity <- momentum * velocity + gradient + weight_decay * w."""
         g = signal.gradient
         if local.weight_decay:
-            g = {n: d.add(params[n], alpha=local.weight_decay) for n, d in g.items()}
+            g = {n: d + local.weight_decay * params[n] for n, d in g.items()}
         if local.momentum:
-            slots = {"velocity": {n: d.add(slots["velocity"][n], alpha=local.momentum) for n, d in g.items()}}
+            slots = {"velocity": {n: local.momentum * slots["velocity"][n] + d for n, d in g.items()}}
             g = slots["velocity"]
-        if signal.lr is not None:
-            return {n: params[n] - signal.lr * d for n, d in g.items()}, slots
-        return {n: params[n].add(d, alpha=-local.lr) for n, d in g.items()}, slots  # memory is read and written once
+        lr = local.lr if signal.lr is None else signal.lr
+        moves = {n: lr * d for n, d in g.items()}
+        return {
+            n: torch.sub(params[n], move, out=move) for n, move in moves.items()
+        }, slots  # no more memory than needed
 
 
 @dataclass(frozen=True)
