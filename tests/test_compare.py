@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from fedquit.cli import main
-from fedquit.compare import Line, Outcome, chosen_methods, compare, parse_targets, summarised
+from fedquit.compare import chosen_methods, compare, parse_targets
+from fedquit.comparison import Line, Outcome, summarised
 from fedquit.core import Federation, Request, State, Trained
 from fedquit.errors import InputError, UnknownNameError
 from fedquit.method import Method

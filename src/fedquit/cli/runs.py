@@ -16,7 +16,7 @@ from fedquit.cli.screen import LOOK, PLAIN, AsJson, Bars
 from fedquit.cli.screen import out as screen
 
 if TYPE_CHECKING:
-    from fedquit.compare import Line
+    from fedquit.comparison import Line
     from fedquit.recipe import Recipe
     from fedquit.sweep import Sweep
 
@@ -149,8 +149,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run every method for several leaving clients and seeds, and print the table with the gaps to Retrain."""
-    from fedquit.compare import chosen_methods, parse_targets, to_dict
+    from fedquit.compare import chosen_methods, parse_targets
     from fedquit.compare import compare as compare_methods
+    from fedquit.comparison import to_dict
     from fedquit.report import write_report
 
     _set_threads(recipe)

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison found: a line for each method, with means over clients and seeds, and gaps to Retrain."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedquit.core import ClientId
+from fedquit.metrics.gaps import Gap, avg_gap, gap, inside_floor, paired
+from fedquit.metrics.tug_of_war import tug_of_war
+from fedquit.recipe import Recipe
+from fedquit.references import Evidence
+from fedquit.rows import Row
+
+METRICS = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
+DISTANCE = "forget_js"  # to Retrain, from both models' predictions
+AVERAGED = {"retain": "retain_acc", "forget": "forget_acc", "song": "mia_song_svc", "yeom": "mia_yeom"}
+
+At = tuple[ClientId, int]  # a target and a seed
+Key = tuple[str, ClientId, int]  # a method, a target and a seed
+Floor = Mapping[At, Row]  # Retrain with another seed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One method for one leaving client and seed: its rows, or why there are none."""
+
+    method: str
+    target: ClientId
+    seed: int
+    folder: Path
+    rows: tuple[Row, ...] = ()
+    failure: str = ""
+    evidence: Evidence | None = None  # of many models
+
+    @property
+    def key(self) -> Key:
+        """Which it is."""
+        return self.method, self.target, self.seed
+
+    def at(self, phase: str) -> Row:
+        """The row of a phase."""
+        return next(row for row in self.rows if row["phase"] == phase)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: means over targets and seeds, and gaps to the Retrain of the same target and seed."""
+
+    method: str
+    phase: str
+    runs: int = 0
+    failures: tuple[str, ...] = ()
+    means: dict[str, float] = dataclasses.field(default_factory=dict)
+    # mean absolute difference; `forget_js` is a distance by itself
+    gaps: dict[str, float] = dataclasses.field(default_factory=dict)
+    deviations: dict[str, float] = dataclasses.field(default_factory=dict)  # of the absolute differences
+    unlearned: dict[str, float] = dataclasses.field(default_factory=dict)  # means before recovery
+    recovery_rounds: float | None = None
+    bytes: float | None = None
+    client_epochs: float | None = None
+    flops: float | None = None
+    bytes_saved: float | None = None  # Retrain's cost divided by the method's; None where it costs nothing
+    epochs_saved: float | None = None
+    flops_saved: float | None = None
+    avg_gap: float | None = None
+    tug_of_war: float | None = None  # the mean over runs
+    tug_of_war_mia: float | None = None  # with Yeom's attack in place of the forget accuracy
+    references: dict[str, float] = dataclasses.field(default_factory=dict)  # means of what needs many models
+    inside_floor: tuple[str, ...] = ()  # gaps no larger than what another seed does to Retrain
+    # its gaps less those of the first method, target by target, for each measure and for their average
+    against_first: dict[str, dict[str, float | bool]] = dataclasses.field(default_factory=dict)
+
+
+def summarised(outcomes: Sequence[Outcome], methods: Sequence[str], floor: Floor) -> Iterator[Line]:
+    """The lines of the table: Original, Retrain, Retrain with another seed, and each method."""
+    done = [o for o in outcomes if not o.failure]
+    pairs = list({(o.target, o.seed): o for o in done}.values())  # Original and Retrain are the same for all methods
+    for name, phase in (("original", "original"), ("retrain", "retrained")):
+        rows = [o.at(phase) for o in pairs]
+        if rows:
+            spent = _costs(rows)
+            costs = (spent["bytes"], spent["client_epochs"], spent["flops"])
+            yield Line(name, phase, len(rows), (), _means(rows), {}, {}, {}, None, *costs)
+    noise = [(floor[o.target, o.seed], o.at("retrained")) for o in pairs if (o.target, o.seed) in floor]
+    between = _gaps(noise)
+    if noise:
+        yield Line("retrain again", "floor", len(noise), (), _means([a for a, _ in noise]), *_spread(between))
+    first: dict[str, dict[At, float]] | None = None
+    for name in methods:
+        mine = [o for o in done if o.method == name]
+        failures = tuple(sorted({o.failure for o in outcomes if o.method == name and o.failure}))
+        if not mine:
+            yield Line(name, "recovered", failures=failures)
+            continue
+        each = _each(mine)
+        paired_with = {m: _paired(g, first[m]) for m, g in each.items() if m in first} if first else {}
+        first = first or each
+        against = {m: found for m, found in paired_with.items() if found}
+        yield _line(name, mine, failures, {m: found.mean for m, found in between.items()}, against)
+
+
+def _line(
+    name: str,
+    mine: Sequence[Outcome],
+    failures: tuple[str, ...],
+    floor: dict[str, float],
+    against_first: dict[str, dict[str, float | bool]],
+) -> Line:
+    gold = [o.at("retrained") for o in mine]
+    unlearned, recovered = [o.at("unlearned") for o in mine], [o.at("recovered") for o in mine]
+    gaps, deviations = _spread(_gaps(list(zip(recovered, gold, strict=True))))
+    whole = _costs(gold)
+    spent = {c: _costs(unlearned)[c] + _costs(recovered)[c] for c in whole}
+    each = _each(mine)
+    return Line(
+        name,
+        "recovered",
+        len(mine),
+        failures,
+        _means(recovered),
+        gaps,
+        deviations,
+        _means(unlearned),
+        _mean(r["rounds"] for r in recovered),
+        spent["bytes"],
+        spent["client_epochs"],
+        spent["flops"],
+        bytes_saved=_saved(whole["bytes"], spent["bytes"]),
+        epochs_saved=_saved(whole["client_epochs"], spent["client_epochs"]),
+        flops_saved=_saved(whole["flops"], spent["flops"]),
+        avg_gap=avg_gap(**{k: gaps[m] for k, m in AVERAGED.items()}) if gaps.keys() >= set(AVERAGED.values()) else None,
+        tug_of_war=_tug(each, "forget_acc"),
+        tug_of_war_mia=_tug(each, "mia_yeom"),
+        references=_references([o.evidence for o in mine if o.evidence]),
+        inside_floor=tuple(m for m, g in gaps.items() if m in floor and inside_floor(g, floor[m])),
+        against_first=against_first,
+    )
+
+
+def _gap(row: Row, gold: Row, metric: str) -> float | None:
+    a, b = row.get(metric), gold.get(metric)
+    return None if a is None or b is None else abs(a - b)
+
+
+def _gaps(rows: Sequence[tuple[Row, Row]]) -> dict[str, Gap]:
+    """For each metric, the gaps to Retrain in the runs that have both."""
+    known = {m: [(a[m], b[m]) for a, b in rows if _gap(a, b, m) is not None] for m in METRICS}
+    found = {m: gap([a for a, _ in pairs], [b for _, b in pairs]) for m, pairs in known.items() if pairs}
+    apart = [a[DISTANCE] for a, _ in rows if a.get(DISTANCE) is not None]
+    return found | ({DISTANCE: gap(apart, [0.0] * len(apart))} if apart else {})
+
+
+def _spread(gaps: Mapping[str, Gap]) -> tuple[dict[str, float], dict[str, float]]:
+    """Means, and standard deviations where there is more than one run."""
+    deviations = {m: g.std for m, g in gaps.items()}
+    return {m: g.mean for m, g in gaps.items()}, {m: d for m, d in deviations.items() if d is not None}
+
+
+def _each(mine: Sequence[Outcome]) -> dict[str, dict[At, float]]:
+    """The gap of each run in each measure, and their average where a run has all four."""
+    rows = {(o.target, o.seed): (o.at("recovered"), o.at("retrained")) for o in mine}
+    found = {m: {at: g for at, (a, b) in rows.items() if (g := _gap(a, b, m)) is not None} for m in METRICS}
+    found[DISTANCE] = {at: a[DISTANCE] for at, (a, _) in rows.items() if a.get(DISTANCE) is not None}
+    whole = [at for at in rows if all(at in found[m] for m in AVERAGED.values())]
+    found["avg_gap"] = {at: avg_gap(**{k: found[m][at] for k, m in AVERAGED.items()}) for at in whole}
+    return {m: gaps for m, gaps in found.items() if gaps}
+
+
+def _tug(each: Mapping[str, Mapping[At, float]], first: str) -> float | None:
+    """Tug-of-War run by run, then the mean: a product of means would hide a run that is wholly off."""
+    forget, retain, test = (each.get(m, {}) for m in (first, "retain_acc", "test_acc"))
+    whole = forget.keys() & retain.keys() & test.keys()
+    return _mean(tug_of_war(forget=forget[at], retain=retain[at], test=test[at]) for at in whole) if whole else None
+
+
+def _paired(mine: Mapping[At, float], first: Mapping[At, float]) -> dict[str, float | bool] | None:
+    """The difference to the first method over what both have, with Student's 95 % interval and a bootstrap one.
+
+    The seeds of one target are not independent of each other: they are averaged, and the targets compared. With one
+    target, its seeds are all there is to compare.
+    """
+    both = mine.keys() & first.keys()
+    by = 0 if len({target for target, _ in both}) > 1 else 1
+    units = sorted({at[by] for at in both})
+    if len(units) < 2:
+        return None
+    ours, theirs = ([_mean(gaps[at] for at in both if at[by] == unit) for unit in units] for gaps in (mine, first))
+    found = paired(ours, theirs)
+    t, drawn = found.t, found.bootstrap
+    intervals = {"low": t.low, "high": t.high, "bootstrap_low": drawn.low, "bootstrap_high": drawn.high}
+    return {"mean": found.mean, **intervals, "units": len(units), "different": found.different}
+
+
+def _costs(rows: Sequence[Row]) -> dict[str, float]:
+    epochs, flops = _mean(r["client_epochs"] for r in rows), _mean(r.get("client_flops", 0) for r in rows)
+    return {"bytes": _mean(map(_bytes, rows)), "client_epochs": epochs, "flops": flops}
+
+
+def _references(found: Sequence[Evidence]) -> dict[str, float]:
+    if not found:
+        return {}
+    each = [dataclasses.asdict(e) for e in found]
+    return {k: _mean(e[k] for e in each) for k in each[0] if all(e[k] is not None for e in each)}
+
+
+def _bytes(row: Row) -> float:
+    return float(row["down_bytes"] + row["up_bytes"])
+
+
+def _mean(values: Iterator[float] | Sequence[float] | Any) -> float:  # noqa: ANN401 - any iterable of numbers
+    return float(statistics.fmean(values))
+
+
+def _means(rows: Sequence[Row]) -> dict[str, float]:
+    return {m: _mean(r[m] for r in rows) for m in METRICS if all(r.get(m) is not None for r in rows)}
+
+
+def _saved(whole: float, part: float) -> float | None:
+    return whole / part if part else None
+
+
+def to_dict(recipe: Recipe, lines: Sequence[Line], outcomes: Sequence[Outcome], out: Path) -> dict[str, Any]:
+    """For JSON; `runs` are the folders below `out` that the table is made of."""
+    failed = [{"method": o.method, "target": o.target, "seed": o.seed, "why": o.failure} for o in outcomes if o.failure]
+    table = [dataclasses.asdict(line) for line in lines]
+    runs = [o.folder.relative_to(out).as_posix() for o in outcomes if not o.failure]
+    first = next((line.method for line in lines if line.phase == "recovered" and line.runs), None)
+    found = {"table": table, "first": first, "failed": failed, "runs": runs}
+    return {"schema": 1, "recipe": recipe.to_dict(), **found}
