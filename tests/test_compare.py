@@ -7,6 +7,9 @@ import math
 import os
 import signal
 import statistics
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
@@ -18,10 +21,11 @@ from fedquit.cli import main
 from fedquit.compare import chosen_methods, compare, parse_targets
 from fedquit.comparison import Line, Outcome, summarised
 from fedquit.core import Federation, Request, State, Trained
+from fedquit.data import Dataset, load_dataset
 from fedquit.errors import InputError, UnknownNameError
 from fedquit.method import Method
 from fedquit.methods import METHODS
-from worlds import tiny
+from worlds import TINY, tiny
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,59 @@ def test_a_process_that_dies_is_a_line_that_says_so_and_the_others_go_on(tmp_pat
     assert lines[-2].runs == 2
 
 
+def in_a_folder(*, folder: str = "") -> Dataset:
+    """A data set that lies where only the command line says."""
+    assert (Path(folder) / "here").exists()
+    return load_dataset("synthetic", **TINY["data"]["options"])
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_process_finds_the_data_where_the_command_line_says(jobs: int, tmp_path: Path) -> None:
+    (tmp_path / "here").touch()
+    given = recipe(data={"name": "test_compare:in_a_folder", "options": {}, "folder": str(tmp_path)})
+    _, outcomes = compare(given, ["natural"], [0], 1, tmp_path / "out", overview=Quiet(), jobs=jobs)
+    assert not outcomes[0].failure
+
+
+def test_a_process_ends_with_the_one_that_asked_it() -> None:
+    """Or it would hold the locks of what it was at."""
+    beginning = "import sys, time; from fedquit.side_by_side import SideBySide; from fedquit.training import Silent\n"
+    asking = beginning + (
+        "with SideBySide('test_compare:sleeps', 1, lambda n: Silent()) as one:\n"
+        "    print([process for _, process in one.run([{}])])\n"
+    )
+    paths = os.pathsep.join(filter(None, sys.path))
+    process = subprocess.Popen([sys.executable, "-c", asking], env={**os.environ, "PYTHONPATH": paths})
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        process.kill()
+        process.wait()
+        pytest.skip("this system does not tell a process's children")
+    waited = time.monotonic() + 60
+    while not (found := children_of(process.pid)) and time.monotonic() < waited:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    while alive(found[0]) and time.monotonic() < waited:
+        time.sleep(0.05)
+    assert not alive(found[0])
+
+
+def sleeps(task: dict[str, Any], reporter: object) -> dict[str, Any]:
+    time.sleep(600)
+    return task
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and ") Z " not in status.read_text()
+
+
 def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
     compare(recipe(), ["fedquit"], [0], 1, tmp_path, overview=Quiet())
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
@@ -151,14 +208,16 @@ def test_the_exit_code_tells_of_a_failure(
     )
     monkeypatch.chdir(tmp_path)
     for methods, code in (("fedquit,fukd", 1), ("fedquit", 0)):
-        words = ["compare", "r.toml", "--methods", methods, "--targets", "0", "--out", "c"]
+        words = ["compare", "r.toml", "--methods", methods, "--targets", "0", "--jobs", "1", "--out", "c"]
         monkeypatch.setattr("sys.argv", ["fedquit", *words])
         with pytest.raises(SystemExit) as ended:
             main()
         assert (ended.value.code or 0) == code
         printed = capsys.readouterr().out
         assert "fedquit" in printed
-    monkeypatch.setattr("sys.argv", ["fedquit", "compare", "r.toml", "--methods", "fedquit", "--out", "c", "--json"])
+    monkeypatch.setattr(
+        "sys.argv", ["fedquit", "compare", "r.toml", "--methods", "fedquit", "--jobs", "1", "--out", "c", "--json"]
+    )
     with pytest.raises(SystemExit):
         main()
     table = json.loads(capsys.readouterr().out)["table"]
@@ -267,7 +326,7 @@ def test_the_report_of_a_comparison_says_what_was_compared_and_what_failed(
         '[data]\nname = "synthetic"\npartition = "iid"\nclients = 3\n[train]\nrounds = 1\n[recover]\nmax_rounds = 1\n'
     )
     monkeypatch.chdir(tmp_path)
-    words = ["compare", "r.toml", "--methods", "fedquit,natural,fukd", "--targets", "0,1", "--out", "c"]
+    words = ["compare", "r.toml", "--methods", "fedquit,natural,fukd", "--targets", "0,1", "--jobs", "1", "--out", "c"]
     monkeypatch.setattr("sys.argv", ["fedquit", *words])
     with pytest.raises(SystemExit):
         main()
@@ -286,7 +345,7 @@ def test_a_comparison_in_which_all_fails_ends_with_a_report_that_says_so(
         '[data]\nname = "synthetic"\npartition = "iid"\nclients = 3\n[train]\nrounds = 1\n'
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedquit", "compare", "r.toml", "--methods", "fukd", "--out", "c"])
+    monkeypatch.setattr("sys.argv", ["fedquit", "compare", "r.toml", "--methods", "fukd", "--jobs", "1", "--out", "c"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1

@@ -23,7 +23,7 @@ from fedquit.names import lookup
 from fedquit.recipe import Recipe, build
 from fedquit.references import Evidence, gathered, require_enough
 from fedquit.runner import retrain_again, retrained, run, say_engine
-from fedquit.side_by_side import Answer, SideBySide, Task, WorkerLostError
+from fedquit.side_by_side import Answer, SideBySide, Task, WorkerLostError, cores
 from fedquit.training import Attached, Reporter, require_disk
 from fedquit.world import World, open_world
 
@@ -104,10 +104,11 @@ def compare(
 
 
 def fitting_jobs(world: World) -> int:
-    """A process for each core where a network keeps only one busy; else one, which has all cores or the GPU."""
+    """As many processes as there are cores for, each with the threads that its engine keeps busy; one on a GPU."""
     say_engine(world)
-    alone = world.device.type == "cpu" and world.chosen.name == "stacked"
-    return torch.get_num_threads() if alone else 1
+    if world.device.type != "cpu":
+        return 1
+    return max(1, cores() // (1 if world.chosen.name == "stacked" else torch.get_num_threads()))
 
 
 def _folder(out: Path, seed: int, target: ClientId, method: str) -> Path:
@@ -117,7 +118,12 @@ def _folder(out: Path, seed: int, target: ClientId, method: str) -> Path:
 def _task(do: str, recipe: Recipe, of: Outcome, cache: Path) -> Task:
     own = _for(recipe, of.seed, of.target)
     title = f"{of.method}, client {of.target}, seed {of.seed}"
-    return {"do": do, "title": title, "recipe": own.to_dict(), "folder": str(of.folder), "cache": str(cache)}
+    files = {
+        "data": own.data.folder,
+        "folder": str(of.folder),
+        "cache": str(cache),
+    }  # where they lie is no part of a recipe
+    return {"do": do, "title": title, "recipe": own.to_dict(), **files}
 
 
 def _carried_out(
@@ -150,12 +156,14 @@ def _stages(runs: Mapping[Key, Task], floors: Mapping[Key, Task]) -> Iterator[li
 
 
 def _together(processes: SideBySide, stage: Sequence[tuple[Key, Task]]) -> Iterator[tuple[Key, Answer]]:
-    for number, answer in processes.run([task for _, task in stage]):
+    for number, found in processes.run([task for _, task in stage]):
         key, task = stage[number]
-        if isinstance(answer, WorkerLostError):
-            yield key, {"failure" if task["do"] == "run" else "error": f"{task['title']}: {answer}"}
-        elif task["do"] != "retrain":
-            yield key, answer
+        if task["do"] == "retrain":
+            continue  # trained ahead for others, who find it in the cache, or train it themselves and say why not
+        if isinstance(found, WorkerLostError):
+            yield key, {"failure" if task["do"] == "run" else "error": f"{task['title']}: {found}"}
+        else:
+            yield key, found
 
 
 def _sound(answer: Answer) -> Answer:
@@ -167,6 +175,7 @@ def _sound(answer: Answer) -> Answer:
 def work(task: Task, reporter: Reporter) -> Answer:
     """A run of one method, a Retrain for the cache, or the noise floor of a client: from JSON to JSON."""
     recipe, cache = build(Recipe, dict(task["recipe"]), "recipe"), Path(task["cache"])
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, folder=task["data"]))
     if task["do"] == "run":
         return _tried(recipe, task, cache, reporter)
     try:

@@ -26,6 +26,11 @@ Answer = dict[str, Any]
 Work = Callable[[Task, Reporter], Answer]
 
 
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class WorkerLostError(Exception):
     """A process ended in the middle of a task."""
 
@@ -124,16 +129,23 @@ class _Told:
 
 
 def main(work: str, threads: int) -> None:
-    """Do what comes in, line by line, until nothing more does."""
+    """Do what comes in, line by line, for as long as somebody is there who asks."""
     import torch
 
     if threads:
         torch.set_num_threads(threads)
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else prints does not disturb the lines
-    do = cast("Work", imported(work, "work"))
-    for line in sys.stdin:
-        _say(pipe, {"answer": do(json.loads(line), _Told(pipe))})
+    do, tasks = cast("Work", imported(work, "work")), queue.SimpleQueue[str]()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            tasks.put(line)
+        os._exit(0)  # who asked has gone, perhaps killed: what is half done must not hold its locks any longer
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        _say(pipe, {"answer": do(json.loads(tasks.get()), _Told(pipe))})
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_every_figure_of_the_requirements_is_there_with_its_limit(tmp_path: Path
 
     peaks = [f.value for f in bench.figures if f.name.startswith("peak memory")]
     assert len(peaks) == 5
-    assert peaks == sorted(peaks)
+    assert all(b > a - 0.001 for a, b in pairwise(peaks)), "it only grows, but for what the kernel counts late"
     assert peaks[0] > 0.05, "python with torch"
 
 

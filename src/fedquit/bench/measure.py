@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedquit.runner import versions
+from fedquit.side_by_side import cores
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,7 @@ def seconds(work: Callable[[], object], repeats: int, device: torch.device | Non
 
 def machine(device: torch.device) -> dict[str, Any]:
     """What the figures were measured on, in general words, and how busy it was with other work."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found: dict[str, Any] = {"cpu_cores": cores, "threads": torch.get_num_threads(), "processor": platform.machine()}
+    found: dict[str, Any] = {"cpu_cores": cores(), "threads": torch.get_num_threads(), "processor": platform.machine()}
     found["load"] = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None  # over the last minute
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
