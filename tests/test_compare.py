@@ -6,9 +6,11 @@ import json
 import math
 import os
 import signal
+import stat
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from html import unescape
@@ -25,6 +27,8 @@ from fedquit.data import Dataset, load_dataset
 from fedquit.errors import InputError, UnknownNameError
 from fedquit.method import Method
 from fedquit.methods import METHODS
+from fedquit.side_by_side import SideBySide, WorkerLostError
+from fedquit.training import Silent
 from worlds import TINY, tiny
 
 
@@ -143,6 +147,40 @@ def test_a_process_ends_with_the_one_that_asked_it() -> None:
     while alive(found[0]) and time.monotonic() < waited:
         time.sleep(0.05)
     assert not alive(found[0])
+
+
+@pytest.mark.parametrize("word", ["cut", "dies"])
+def test_a_process_that_breaks_off_in_the_middle_is_no_reason_to_wait_for_ever(word: str) -> None:
+    with SideBySide("test_compare:breaks_off", 1, lambda _: Silent()) as one:
+        found = dict(one.run([{"how": word}, {"how": "well"}]))
+    assert isinstance(found[0], WorkerLostError)
+    assert found[1] == {"how": "well"}
+
+
+def breaks_off(task: dict[str, Any], reporter: object) -> dict[str, Any]:
+    if task["how"] == "cut":  # in the middle of an answer
+        pipe = next(fd for fd in range(3, 64) if is_pipe(fd))
+        os.write(pipe, b'{"answer": {"how')
+    if task["how"] != "well":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def is_pipe(fd: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+
+
+def test_nothing_begins_once_it_is_over() -> None:
+    with SideBySide("test_compare:sleeps", 2, lambda _: Silent()) as two:
+        threading.Thread(target=lambda: list(two.run([{}] * 6)), daemon=True).start()
+        waited = time.monotonic() + 60
+        while len(children_of(os.getpid())) < 2 and time.monotonic() < waited:
+            time.sleep(0.05)
+    time.sleep(0.5)
+    assert not [pid for pid in children_of(os.getpid()) if alive(pid)]
 
 
 def sleeps(task: dict[str, Any], reporter: object) -> dict[str, Any]:

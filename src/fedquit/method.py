@@ -37,9 +37,8 @@ class Method(ABC):
 
     def forget(self, memory: Memory, clients: Iterable[ClientId]) -> None:
         """Delete what the server keeps of clients whose request has been served: what lies under their numbers."""
-        for client in clients:
-            for key in [k for k in memory if k.rpartition("/")[2] == str(client)]:
-                del memory[key]
+        for key in [k for k in memory if is_of(k, clients)]:
+            del memory[key]
 
     def history_bytes(self, training: Training, clients: int, model_bytes: int) -> int:
         """How much disk the watcher will need, so that a run can be refused before it begins."""
@@ -67,6 +66,11 @@ class Method(ABC):
         """Whether ordinary training must run with this method attached (it watches, or replaces a task)."""
         hooks = ("watch", "after_round", "training_task")
         return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
+
+
+def is_of(key: str, clients: Iterable[ClientId]) -> bool:
+    """Whether what lies under a key is of one of these clients: its last part is the client's number."""
+    return key.rpartition("/")[2] in {str(c) for c in clients}
 
 
 def require_whole_clients(request: Request, method: str, why: str) -> None:

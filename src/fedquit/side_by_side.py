@@ -48,11 +48,13 @@ class SideBySide:
             threads: torch's, in each process; 0 leaves them as they are.
         """
         self._workers = [_Worker(work, threads, lane(number)) for number in range(jobs)]
+        self._closed = False
 
     def __enter__(self) -> SideBySide:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed = True
         for worker in self._workers:
             worker.close()
 
@@ -64,9 +66,13 @@ class SideBySide:
 
         def serve(worker: _Worker) -> None:
             with suppress(queue.Empty):
-                while True:
+                while not self._closed:
                     number, task = waiting.get_nowait()
-                    answers.put((number, worker.answer(task)))
+                    try:
+                        answers.put((number, worker.answer(task)))
+                    except Exception as error:  # whatever it is, somebody waits for an answer
+                        worker.close()
+                        answers.put((number, WorkerLostError(f"the process at work on it cannot be used ({error}).")))
 
         for worker in self._workers:
             threading.Thread(target=serve, args=(worker,), daemon=True).start()
@@ -80,6 +86,7 @@ class _Worker:
     def __init__(self, work: str, threads: int, reporter: Reporter) -> None:
         self._command, self._reporter = [sys.executable, "-m", "fedquit.side_by_side", work, str(threads)], reporter
         self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
 
     def answer(self, task: Task) -> Answer | WorkerLostError:
         if self._process is None:
@@ -98,14 +105,15 @@ class _Worker:
         return WorkerLostError(f"the process at work on it ended with {process.returncode}: was its memory enough?")
 
     def close(self) -> None:
-        if self._process is None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
             return
-        self._process.kill()  # all that matters is on disk, whole
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):
+        process.kill()  # all that matters is on disk, whole
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            with suppress(OSError, ValueError):  # a thread may still be reading
                 cast("IO[str]", stream).close()
-        self._process = None
 
 
 def _say(stream: IO[str], what: Mapping[str, Any]) -> None:

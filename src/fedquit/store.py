@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,17 @@ class DiskMemory(MutableMapping[str, Params]):
                 self._path(key, old).unlink(missing_ok=True)
                 self._gone.discard((key, old))
                 versions.remove(old)
+
+    def purge(self, wanted: Callable[[str], bool]) -> None:
+        """Delete every version of some entries for good, also what a killed write left half-way."""
+        for key in [k for k in self._versions if wanted(k)]:
+            del self._versions[key]
+            self._gone = {(k, v) for k, v in self._gone if k != key}
+            self._fresh.discard(key)
+        for path in self.folder.glob("*") if self.folder.exists() else ():
+            name = unquote(path.name.removeprefix(".").rpartition("@")[0])
+            if name and wanted(name):
+                path.unlink(missing_ok=True)
 
     def _path(self, key: str, version: int) -> Path:
         suffix = "gone" if (key, version) in self._gone else "safetensors"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 import torch
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 
 from fedquit import files
 from fedquit.core import ClientId, Params
 from fedquit.data.federated import FederatedData
-from fedquit.errors import RequestError, StoreError
+from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.flower import wire
 from fedquit.flower.outbox import Inbox
-from fedquit.flower.server import Outcome
+from fedquit.flower.server import MOST_REQUESTS, Outcome
+from fedquit.methods.not_ import NoT
 from fedquit.models import FunctionalModel
 from fedquit.store import load_params
 from flower.grid_world import World, lines
@@ -427,19 +429,184 @@ def test_what_the_server_kept_of_a_client_is_deleted_and_others_can_still_be_ser
     config = world.config(method={"name": method})
     world.serve(config)
 
-    def kept_of(client: ClientId) -> list[str]:
-        files = (world.folder / "state" / "memory").glob("*.safetensors")
-        return [p.name for p in files if unquote(p.name).partition("@")[0].endswith(f"/{client}")]
-
-    assert kept_of(1)
+    assert kept_of(world, 1)
     world.outbox(1).file(positions=[0, 2] if samples else ())
     served = "not" if samples else method  # neither is defined for samples, so the fallback serves them
     assert seen(world.serve(config)) == [(1, "done", served, samples)]
-    assert kept_of(1) == [], "updates that were computed with the forgotten data would bring it back"
-    assert kept_of(2)
+    assert kept_of(world, 1) == [], "updates that were computed with the forgotten data would bring it back"
+    assert kept_of(world, 2)
     world.outbox(2).file()
     assert seen(world.serve(config))[1] == (2, "done", method, False)
-    assert kept_of(2) == []
+    assert kept_of(world, 2) == []
+
+
+def kept_of(world: World, client: ClientId) -> list[str]:
+    """The files under a client's number at the server, whole or half-written."""
+    names = (unquote(p.name) for p in (world.folder / "state" / "memory").iterdir() if p.stat().st_size)
+    return [name for name in names if name.partition("@")[0].endswith(f"/{client}")]
+
+
+def test_what_another_method_kept_of_a_client_is_deleted_too(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config(method={"name": "federaser"}))
+    assert kept_of(world, 1)
+    world.outbox(1).file(positions=[0, 2])
+    world.serve(world.config())  # the operator has chosen another method
+    assert kept_of(world, 1) == []
+
+
+def test_a_round_that_was_cut_off_leaves_nothing_of_who_asks_before_anything_is_trained(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    config, write, saved = world.config(method={"name": "federaser"}), files.write_atomic, list[Path]()
+
+    def cut(path: Path, content: bytes) -> None:
+        saved.extend([path] if path.name == "state.safetensors" else [])
+        if len(saved) == 2:
+            raise Killed
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_atomic", cut)
+        with pytest.raises(Killed):
+            world.serve(config)
+    assert kept_of(world, 1), "the round was not committed, and has been watched"
+    world.outbox(1).file()
+    assert world.serve(config).erasures[0].reason == "nothing had been trained yet"
+    assert kept_of(world, 1) == []
+
+
+def test_a_write_that_was_killed_half_way_leaves_nothing(make: MakeWorld) -> None:
+    world = make()
+    config = world.config(method={"name": "federaser"})
+    world.serve(config)
+    state = world.folder / "state"
+    half = [state / ".before.safetensors.0123456789abcdef"]
+    half.append(state / "memory" / ".federaser%2F000000%2F1@000000000000001.safetensors.0123456789abcdef")
+    for path in half:
+        path.write_bytes(b"somebody's update")
+    world.outbox(1).file()
+    assert seen(world.serve(config)) == [(1, "done", "federaser", False)]
+    assert not any(path.exists() for path in half)
+    assert kept_of(world, 1) == []
+
+
+def test_fukd_does_not_subtract_what_was_deleted(make: MakeWorld) -> None:
+    world = make()
+    config = world.config(method={"name": "fukd"})
+    world.serve(config)
+    world.outbox(1).file(positions=[0, 2])
+    world.serve(config)
+    world.outbox(1).file()
+    found = world.serve(config).erasures[1]
+    assert (found.status, found.method, found.fallback) == ("done", "not", True)
+    assert "contributed was deleted" in found.reason
+
+
+def test_two_requests_that_name_the_same_sample(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    for positions in ([0, 1], [1, 2]):
+        world.outbox(0).file(positions=positions)
+    assert [e.status for e in world.serve(world.config()).erasures] == ["done", "done"]
+    assert [e.status for e in world.outbox(0).entries()] == ["served", "served"]
+    world.serve(world.config(**LONG))
+    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    counts = [e["examples"] for e in events if e["event"] == "reply" and e["client"] == 0]
+    assert counts[-1] == counts[0] - 3, "three samples never train again"
+
+
+def test_clients_that_went_without_a_word_keep_nobody_from_being_forgotten(make: MakeWorld) -> None:
+    world = make()
+    config = world.config(method={"name": "retrain"}, **LONG)
+    world.serve(world.config(method={"name": "retrain"}))
+    for client in (2, 3, 4):
+        world.node_of(client).online = False
+    world.serve(config)
+    world.outbox(1).file()
+    assert seen(world.serve(config)) == [(1, "done", "retrain", False)]
+
+
+def test_a_request_that_no_method_could_serve_is_tried_again_when_it_is_filed_again(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    config = world.config(deadline=60.0)
+    before = world.serve(config).params
+    world.outbox(1).file()
+    world.node_of(1).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
+
+    def breaks(*_: object) -> None:
+        raise InputError("it cannot.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NoT, "unlearn", breaks)
+        found = world.serve(config)
+    assert [e.status for e in found.erasures] == ["failed"]
+    assert found.erased == {1}, "left out, and not forgotten"
+    assert same(found.params, before)
+    world.outbox(1).file()
+    again = world.serve(config)
+    assert seen(again)[1] == (1, "done", "not", True)
+    assert again.erased == {1}
+    assert not same(again.params, before)
+
+
+def test_who_asks_without_end_does_not_keep_the_server_from_ending(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(1).file()
+    world.serve(world.config())
+
+    def more(reply: Message) -> list[Message]:
+        if reply.has_content() and wire.REPLY in reply.content:
+            words = wire.words_from_records(reply.content)
+            words["forget-pending"] = [{"request": secrets.token_hex(8), "kind": "client"} for _ in range(16)]
+            reply.content[wire.REPLY] = ConfigRecord({"words": json.dumps(words)})
+        return [reply]
+
+    world.node_of(1).spoil = more
+    assert len(world.serve(world.config()).erasures) == MOST_REQUESTS
+
+
+def test_a_server_back_after_the_deadline_waits_a_while_for_its_nodes(make: MakeWorld) -> None:
+    world = make()
+    config = world.config(deadline=300.0)
+    world.serve(config)
+    world.outbox(1).file()
+
+    def killed(_client: ClientId) -> None:
+        raise Killed
+
+    at_task(world, "unlearn-0", killed)
+    with pytest.raises(Killed):
+        world.serve(config)
+    world.grid.before = lambda message: None
+    world.time.time += 10_000
+    back = world.time.time + 5
+
+    def wake(now: float) -> None:
+        for node in world.grid.nodes.values():
+            node.online = now > back
+
+    wake(0)
+    world.time.wakes.append(wake)
+    assert seen(world.serve(config)) == [(1, "done", "fedquit", False)]
+
+
+@pytest.mark.parametrize("file", ["ledger.json", "clients.json"])
+def test_books_that_are_damaged_or_gone_are_not_begun_anew(file: str, make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    path = world.folder / "state" / file
+    path.write_text("{")
+    with pytest.raises(StoreError, match=r"restore it from a backup. Do not delete it"):
+        world.serve(world.config())
+    if file == "ledger.json":
+        path.unlink()
+        with pytest.raises(StoreError, match=r"has clients but no ledger.json"):
+            world.serve(world.config())
 
 
 def test_recovery_ends_once_the_accuracy_is_there(make: MakeWorld) -> None:

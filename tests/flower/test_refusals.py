@@ -119,6 +119,15 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
     ),
     "a path for a request": (reworded(**{"forget-pending": [{"request": "../x", "kind": "client"}]}), "cannot be read"),
     "a request that is none": (reworded(**{"forget-pending": [3]}), "cannot be read"),
+    "a request that is a list": (reworded(**{"forget-pending": [["request"]]}), "cannot be read"),
+    "numbers beyond all bounds": (with_first(lambda t: t + 1.7e308), "beyond 1e+15"),
+    "a head without an end": (lambda r: [_headed(r, "{'descr': (")], "cannot be read"),
+    "a head of signs": (lambda r: [_headed(r, "-" * 9000 + "1")], "cannot be read"),
+    "a head of nothing": (
+        lambda r: [_headed(r, "{'descr': (), 'fortran_order': False, 'shape': ()}")],
+        "cannot be read",
+    ),
+    "words without an end": (lambda r: [_worded(r, "[" * 60_000)], "not JSON"),
     "a refusal": (reworded(refused="I do not want to"), "it refuses: I do not want to"),
     "words that are none": (lambda r: [_worded(r, "{")], "not JSON"),
     "no words": (lambda r: [_worded(r, 3)], "not one of fedquit's"),
@@ -128,6 +137,17 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
 def _worded(reply: Message, words: str | int) -> Message:
     if reply.has_content() and wire.PARAMS in reply.content:
         reply.content[wire.REPLY] = ConfigRecord({"words": words})
+    return reply
+
+
+def _headed(reply: Message, head: str) -> Message:
+    """The first tensor behind another head, of the same length as all."""
+    if reply.has_content() and wire.PARAMS in reply.content:
+        record = reply.content.array_records[wire.PARAMS]
+        name = next(iter(record))
+        array = record[name]
+        data = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
+        record[name] = Array(array.dtype, array.shape, array.stype, data)
     return reply
 
 

@@ -16,7 +16,10 @@ from fedquit.cli.data import DataDir
 if TYPE_CHECKING:
     from fedquit.recipe import Recipe
 
-Cache = Annotated[Path | None, typer.Option(help="Where trained federations are kept; else beside --out, or inside it (compare, sweep).")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Where trained federations are kept; else beside --out, or (compare, sweep) in it."),
+]
 
 
 def chosen(

@@ -229,9 +229,10 @@ def _unusable(positions: tuple[int, ...], present: Tensor) -> str:
     """Why these samples cannot be forgotten; "" if they can."""
     if not positions or positions[-1] >= len(present):
         return f"it names sample {positions[-1] if positions else '-'}, and this client has {len(present)}."
-    if not bool(present[list(positions)].all()):
-        return "it names a sample that has been forgotten already."
-    if len(positions) >= int(present.sum()):
+    left = present[list(positions)]
+    if not bool(left.any()):
+        return "all samples that it names have been forgotten already."
+    if int(left.sum()) >= int(present.sum()):
         return "it names every sample that is left: ask for the whole client to be forgotten."
     return ""
 

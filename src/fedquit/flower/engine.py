@@ -262,6 +262,14 @@ class GridEngine:
     serving: Mapping[ClientId, wire.Serving] = field(default_factory=dict)
     public: ClientData | None = None  # the server's own data
     arrived: Callable[[Ask, Reply], None] | None = None  # sees each reply as it comes, before any is acted on
+    began: float = field(init=False)  # this process, with this phase: a server that comes back late waits a while
+
+    def __post_init__(self) -> None:
+        self.began = self.nodes.post.clock.now()
+
+    @property
+    def _end(self) -> float:
+        return max(self.deadline, self.began + LAST_TRY)
 
     def run(self, ask: Ask) -> Iterator[Reply]:
         """The replies, in the order of `ask.clients`; some may be missing."""
@@ -325,18 +333,18 @@ class GridEngine:
 
     def _patience(self, clients: Sequence[ClientId]) -> float:
         """The time for an answer; where all must answer, what is left until the deadline, or a last try's."""
-        left = max(self.deadline - self.nodes.post.clock.now(), LAST_TRY)
+        left = max(self._end - self.nodes.post.clock.now(), LAST_TRY)
         return min(self.seconds, left) if self.required.issuperset(clients) else self.seconds
 
     def _wait_for(self, clients: Sequence[ClientId], tries: int) -> None:
         """A while, longer each time, or until one that is away is back: it must answer before its deadline."""
         clock, titles = self.nodes.post.clock, self._titles(clients)
         now = clock.now()
-        if now >= self.deadline:
+        if now >= self._end:
             raise Unreachable(f"{titles} did not answer before the deadline", clients)
-        self.nodes.post.say(f"asking {titles} again; {self.deadline - now:.0f} s are left")
+        self.nodes.post.say(f"asking {titles} again; {self._end - now:.0f} s are left")
         away = [c for c in clients if c not in self.nodes.here]
-        until = min(self.deadline, now + (PATIENCE if away else min(PATIENCE, POLL[1] * tries)))
+        until = min(self._end, now + (PATIENCE if away else min(PATIENCE, POLL[1] * tries)))
         while clock.now() < until and not any(c in self.nodes.here for c in away):
             clock.sleep(min(POLL[1], until - clock.now()))
             self.nodes.refresh()

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from fedquit.core import ClientId, Request
 from fedquit.errors import StoreError
-from fedquit.files import read_json, write_json
+from fedquit.files import write_json
 from fedquit.flower.outbox import Kind, now
+from fedquit.flower.roster import read_books
 from fedquit.membership import Membership
 
 Status = Literal["received", "started", "unlearned", "recovered", "done", "failed"]
@@ -92,7 +93,7 @@ class Ledger:
         self._claim = dict(claim)
 
     def _load(self, claim: Mapping[str, Any]) -> None:
-        content = read_json(self.path)
+        content = read_books(self.path)
         if content.get("schema") != SCHEMA:
             raise StoreError(
                 f"{self.path} is of another version of fedquit: go on with that one, or take a new folder."

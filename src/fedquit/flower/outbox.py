@@ -94,9 +94,8 @@ class Outbox:
 
     def settle(self, request: str, verdict: str) -> None:
         """Write down what became of a request: `served`, or why it was refused."""
-        entry = self.get(request)
-        if entry.status == "pending":
-            served = verdict == "served"
+        entry, served = self.get(request), verdict == "served"
+        if entry.status == "pending" or (served and entry.status == "refused"):  # what the server has done, is done
             changes = {"status": "served"} if served else {"status": "refused", "reason": verdict}
             self._write(dataclasses.replace(entry, **changes))  # type: ignore[arg-type]
 

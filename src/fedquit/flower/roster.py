@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedquit.core import ClientId
-from fedquit.errors import RequestError
+from fedquit.errors import RequestError, StoreError
 from fedquit.files import read_json, write_json
 
 
@@ -47,12 +48,23 @@ def _in_order(identity: Identity) -> tuple[str, int, str]:
     return (identity.name, int(rest) if kind == "partition" and rest.isdigit() else 0, identity.key)
 
 
+def read_books(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
+    """What must never be begun anew: it says who takes part no more."""
+    try:
+        return read_json(path)
+    except StoreError as error:
+        raise StoreError(
+            f"{path} cannot be read: restore it from a backup. Do not delete it: it says who is who, and who must "
+            "never take part again."
+        ) from error
+
+
 class Roster:
     """All clients that ever were, on disk."""
 
     def __init__(self, state: Path) -> None:
         self.path = state / "clients.json"
-        listed = read_json(self.path) if self.path.exists() else []
+        listed = read_books(self.path) if self.path.exists() else []
         self.members: dict[ClientId, Member] = {m["number"]: Member(**m) for m in listed}
 
     def by_key(self, key: str) -> Member | None:

@@ -12,8 +12,9 @@ and it goes on from the last round that was committed. No checkpoint from before
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from logging import INFO
@@ -36,7 +37,7 @@ from fedquit.flower.roster import Roster
 from fedquit.flower.wire import PHASE_PLACES, Pending, Serving
 from fedquit.membership import Membership
 from fedquit.meter import Metered
-from fedquit.method import Method
+from fedquit.method import Method, is_of
 from fedquit.params import fingerprint, require_finite, require_same_shapes
 from fedquit.session import Event, Session, advance, place_of
 from fedquit.store import END, DiskMemory, Journal, Shelf, StateFile, locked, save_params
@@ -45,6 +46,8 @@ from fedquit.training import Hooks
 Evaluate = Callable[[Params], float]
 STATUS = 120.0  # seconds in which a node must say who it is; a process starts for that
 TRIES = 3  # of a round that too few clients answered
+MOST_REQUESTS = 64  # that one client may file in the life of a federation
+HALF_WRITTEN = re.compile(r"\.[0-9a-f]{16}$")  # what a killed write leaves: see files.write_atomic
 NOBODY = Request(())  # the request that a real federation knows of in advance
 
 
@@ -179,6 +182,11 @@ class _Server:
     def _begin(self) -> None:
         """The first model, then the books: where there are books there is a model."""
         if not self.ledger.path.exists():
+            if self.roster.path.exists():
+                raise StoreError(
+                    f"{self.folder} has clients but no {self.ledger.path.name}, which says who must never take part "
+                    "again: restore it from a backup, or take a new folder."
+                )
             self._file(self.ledger.phase).save(State(self.initial), 0.0)
             self.ledger.save()
         if not self._file(self.ledger.phase).path.exists():
@@ -205,7 +213,10 @@ class _Server:
         current = self._file(self.ledger.phase).path.parent
         for folder in sorted((self.folder / "phases").glob("*")):
             if folder != current:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(folder)
+        for half_written in (path for place in ("", "memory") for path in (self.folder / place).glob(".*.*")):
+            if half_written.is_file() and HALF_WRITTEN.search(half_written.name):
+                half_written.unlink(missing_ok=True)
         if self.ledger.phase.kind == "train":
             self._before.path.unlink(missing_ok=True)
         if self.ledger.phase.kind == "recover":
@@ -226,13 +237,14 @@ class _Server:
             self.ledger.save()
             self.say(f"{', '.join(ready)} done")
 
-    def _forget(self, clients: Iterable[ClientId]) -> None:
+    def _forget(self, clients: Collection[ClientId]) -> None:
         """Delete what the method kept of them; of samples too: what was computed with them would bring them back."""
         memory = _PhaseMemory(self.folder / "memory", self.ledger.phase.number)
         memory.move(-1)  # before the first place of the phase, which is to find it gone
         self.method.forget(_shelf(memory, self.config.method_name), clients)
         memory.move(0)
         memory.settle()
+        memory.purge(lambda key: is_of(key, clients))  # of every method that ever watched, in every version
 
     def _outcome(self) -> Outcome:
         phase = self.ledger.phase
@@ -262,6 +274,8 @@ class _Server:
 
     def _receive(self, client: ClientId, kind: str, request: str, source: str) -> None:
         member = self.roster[client]
+        if sum(e.client == client for e in self.ledger.entries.values()) >= MOST_REQUESTS:
+            return  # whatever asks without end is not asking to be forgotten
         entry = self.ledger.receive(client, kind, request, source, member.authenticated)  # type: ignore[arg-type]
         if entry is None:
             return
@@ -290,7 +304,11 @@ class _Server:
             inbox.remove(filed)
         for entry in self.ledger.waiting:
             if entry.client in self.ledger.erased:
-                self.ledger.change([entry.id], lambda e: e.now("done", reason="the client had been forgotten already"))
+                if any(e.client == entry.client and e.status == "done" for e in self.ledger.entries.values()):
+                    reason = "the client had been forgotten already"
+                    self.ledger.change([entry.id], lambda e, why=reason: e.now("done", reason=why))  # type: ignore[misc]
+                else:  # it was only left out, because no method could serve it then: it is tried again
+                    self.ledger.erased -= {entry.client}
                 self.ledger.save()
         return bool(self.ledger.waiting)
 
@@ -330,6 +348,7 @@ class _Server:
     def _nothing_to_forget(self) -> None:
         """Before the first round the model has seen nobody's data: who asks to leave need only be left out."""
         waiting = self.ledger.waiting
+        self._forget({e.client for e in waiting})  # a round that was cut off may have left something
         self.ledger.erased |= {e.client for e in waiting if e.kind == "client"}
         self.ledger.change([e.id for e in waiting], lambda e: e.now("done", reason="nothing had been trained yet"))
         self.ledger.save()
@@ -451,10 +470,12 @@ class _Server:
 
         def step(state: State) -> State:
             self.nodes.refresh()
-            active = self._members.active
             gone = leaving if phase.fallback and not request.samples else frozenset()
-            stage.session.present = tuple(c for c in active if c not in gone)
-            return self._sound(method.unlearn(stage.fed, state, trained, request), state)
+            here = {*self.nodes.here, *leaving} - gone  # who leaves is waited for; others may have gone without a word
+            stage.session.present = tuple(c for c in self._members.active if c in here)
+            after = self._sound(method.unlearn(stage.fed, state, trained, request), state)
+            self.failures = 0
+            return after
 
         try:
             for progress in advance(stage.session, phase.name, stage.state, step, stage.file, rounds, stage.fed):
@@ -483,6 +504,7 @@ class _Server:
             self.ledger.change(phase.serving, lambda e: e.now("failed", reason=reason))
             self.say(f"{', '.join(phase.serving)} failed: {reason}")
             self._enter(Phase(phase.number + 1, "train", phase.trained, phase.served), found[0])
+            self._forget(whole)
             return
         self.say(f"{reason}: {self.config.fallback} serves the request instead")
         self.ledger.change(

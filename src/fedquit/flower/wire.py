@@ -32,6 +32,7 @@ ASK, REPLY, PARAMS = "fedquit.ask", "fedquit.reply", "fedquit.params"
 SET = "fedquit.set"  # and a number: one set of parameters of a question
 PHASE_PLACES, ROUND_PLACES = 10**11, 10**6  # how many places of a run a phase and a round take
 MOST_EXAMPLES = 2**53
+LARGEST_NUMBER = 1e15  # in a reply: no parameter is so large, and a mean of such, however weighted, stays finite
 MOST_PENDING = 16  # requests in one reply
 HEAD_BYTES = 1024  # that a tensor may take beside its numbers
 LARGEST_WORDS = 2**20  # characters of a reply's JSON
@@ -214,8 +215,8 @@ def beside_from_words(words: Mapping[str, Any]) -> tuple[tuple[Pending, ...], tu
         settled = tuple(str(s) for s in words.get("settled", ()))
         for p in pending:
             require_id(p.request, "request")
-    except (TypeError, FedquitError) as error:
-        raise Refused(f"its list of pending requests cannot be read ({error}).") from error
+    except Exception as error:  # it comes from outside: whatever is wrong with it, it stops nobody
+        raise Refused(f"its list of pending requests cannot be read ({_short(error)}).") from error
     if any(p.kind not in ("client", "samples") for p in pending):
         raise Refused("a pending request is neither of a client nor of samples.")
     if len(pending) > MOST_PENDING:
@@ -291,6 +292,8 @@ def _as_expected(params: Params, expected: Expected) -> Params:
             raise Refused(f"{name!r} is {tensor.dtype} where {like[name].dtype} is expected.")
         if not bool(torch.isfinite(tensor).all()):
             raise Refused(f"{name!r} holds NaN or infinity.")
+        if tensor.numel() and float(tensor.abs().max()) > LARGEST_NUMBER:
+            raise Refused(f"{name!r} holds numbers beyond {LARGEST_NUMBER:g}.")
     return {name: params[name] for name in like if name in params}  # in the server's own order
 
 
@@ -300,7 +303,7 @@ def _words(content: RecordDict, key: str) -> dict[str, Any]:
         raise Refused("the message is not one of fedquit's: is the ClientApp made erasable?")
     try:
         words = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused("the message's words are not JSON.") from error
     if not isinstance(words, dict):
         raise Refused("the message's words are not JSON of the right form.")
@@ -338,8 +341,12 @@ def _tensor(name: str, array: Array) -> torch.Tensor:
         if array.stype != "numpy.ndarray":
             raise ValueError(f"it is stored as {array.stype!r}")
         return torch.from_numpy(_unpacked(array.data))
-    except (ValueError, TypeError, EOFError, OSError) as error:
-        raise Refused(f"the tensor {name!r} cannot be read ({error}).") from error
+    except Exception as error:  # numpy reads heads like Python's source, and fails in as many ways
+        raise Refused(f"the tensor {name!r} cannot be read ({_short(error)}).") from error
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
 
 
 def _unpacked(data: bytes) -> NDArray[Any]:

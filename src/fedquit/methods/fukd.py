@@ -7,7 +7,7 @@ sum, which wrecks the model, and repairs it by distilling the old model on data 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -28,8 +28,11 @@ from fedquit.core import (
     Trained,
     Training,
 )
+from fedquit.errors import RequestError
 from fedquit.method import Method, require_whole_clients
 from fedquit.params import add, sub
+
+INCOMPLETE = "incomplete"  # of whom something was deleted
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,21 @@ class FUKD(Method):
             memory[f"sum/{client}"] = add(memory[f"sum/{client}"], share) if f"sum/{client}" in memory else share
             del memory[f"round/{client}"]
 
+    def forget(self, memory: Memory, clients: Iterable[ClientId]) -> None:
+        """What is deleted cannot be subtracted any more: a later request of that client must be served otherwise."""
+        for client in clients:
+            memory[f"{INCOMPLETE}/{client}/"] = {}
+        super().forget(memory, clients)
+
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """The old model teaches what is left of it after the subtraction."""
         w = state.params
         for u in request.clients:
+            if f"{INCOMPLETE}/{u}/" in trained.memory:
+                raise RequestError(
+                    f"what client {u} contributed was deleted with an earlier request of it, so that FUKD cannot "
+                    "subtract it: serve the request with another method."
+                )
             if f"sum/{u}" in trained.memory:
                 w = sub(w, trained.memory[f"sum/{u}"])
         task = Imitate(Local(self.epochs, self.batch_size, "adam", self.lr), temperature=self.temperature)
