@@ -46,7 +46,7 @@ from fedquit.training import Hooks
 Evaluate = Callable[[Params], float]
 STATUS = 120.0  # seconds in which a node must say who it is; a process starts for that
 TRIES = 3  # of a round that too few clients answered
-MOST_REQUESTS = 64  # that one client may file in the life of a federation
+MOST_REQUESTS = 64  # of a client that has been forgotten
 HALF_WRITTEN = re.compile(r"\.[0-9a-f]{16}$")  # what a killed write leaves: see files.write_atomic
 NOBODY = Request(())  # the request that a real federation knows of in advance
 
@@ -274,8 +274,9 @@ class _Server:
 
     def _receive(self, client: ClientId, kind: str, request: str, source: str) -> None:
         member = self.roster[client]
-        if sum(e.client == client for e in self.ledger.entries.values()) >= MOST_REQUESTS:
-            return  # whatever asks without end is not asking to be forgotten
+        known = sum(e.client == client for e in self.ledger.entries.values())
+        if client in self.ledger.erased and known >= MOST_REQUESTS:
+            return  # who has been forgotten and asks without end would keep the server from ending
         entry = self.ledger.receive(client, kind, request, source, member.authenticated)  # type: ignore[arg-type]
         if entry is None:
             return
