@@ -101,6 +101,25 @@ def test_sgd_moves_the_parameters_and_their_copy() -> None:
     assert torch.equal(copy, rows.to(HALF))
 
 
+def test_a_network_may_ask_for_relu_in_place() -> None:
+    """ReLU in place, as many networks have it, on what a kernel gave."""
+    x, w = drawn(CLIENTS, BATCH, 16, 4, 4), drawn(CLIENTS, 16, 16, 3, 3, seed=1) / 12
+    weight, bias = drawn(CLIENTS, 16, seed=2), drawn(CLIENTS, 16, seed=3)
+
+    def network(w: Tensor, weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+        out = functional.group_norm(functional.conv2d(x, w, padding=1), 2, weight, bias)
+        done: Tensor = functional.relu(out, inplace=True).float().square().mean()
+        return done
+
+    own = [t.requires_grad_() for t in (w, weight, bias)]
+    alone = torch.stack([network(w[k], weight[k], bias[k], x[k]) for k in range(CLIENTS)]).sum()
+    low = [t.detach().to(HALF).requires_grad_() for t in own]
+    with Rerouted(None):
+        many = vmap(network)(low[0], low[1], low[2], x.to(HALF)).sum()
+    for a, b in zip(torch.autograd.grad(many, low), torch.autograd.grad(alone, own), strict=True):
+        assert float((a.float() - b).abs().max()) < 20 * torch.finfo(HALF).eps * float(b.abs().max())
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("twice", [False, True])
 def test_a_rerouted_block_under_vmap_is_the_block_of_each_client(stride: int, twice: bool) -> None:

@@ -304,9 +304,15 @@ def _applied(function: type[Function], *inputs: Any) -> Tensor:  # noqa: ANN401
     return done
 
 
+def _relu(x: Tensor, inplace: bool = False) -> Tensor:
+    """Never in place: what a kernel gave is a view, and is needed on the way back."""
+    return functional.relu(x)
+
+
 class Rerouted(Rerouting):
     """While it is active, the operations above go to the kernels."""
 
     def __init__(self, room: Room | None = None) -> None:
         ways: Ways = {functional.conv2d: _conv2d, functional.group_norm: _group_norm, norm_relu: _norm_relu}
-        super().__init__({operation: partial(way, room=room) for operation, way in ways.items()})
+        kernels = {operation: partial(way, room=room) for operation, way in ways.items()}
+        super().__init__({**kernels, functional.relu: _relu})
