@@ -125,6 +125,7 @@ def test_every_process_finds_the_data_where_the_command_line_says(jobs: int, tmp
     assert not outcomes[0].failure
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_the_one_that_asked_it() -> None:
     """Or it would hold the locks of what it was at."""
     beginning = "import sys, time; from fedquit.side_by_side import SideBySide; from fedquit.training import Silent\n"
@@ -149,6 +150,7 @@ def test_a_process_ends_with_the_one_that_asked_it() -> None:
     assert not alive(found[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["cut", "dies"])
 def test_a_process_that_breaks_off_in_the_middle_is_no_reason_to_wait_for_ever(word: str) -> None:
     with SideBySide("test_compare:breaks_off", 1, lambda _: Silent()) as one:
@@ -173,6 +175,7 @@ def is_pipe(fd: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_nothing_begins_once_it_is_over() -> None:
     with SideBySide("test_compare:sleeps", 2, lambda _: Silent()) as two:
         threading.Thread(target=lambda: list(two.run([{}] * 6)), daemon=True).start()

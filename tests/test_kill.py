@@ -138,6 +138,7 @@ def test_killed_from_outside_the_same_command_goes_on(tmp_path: Path) -> None:
     assert asked_twice(killed, "unlearn-0") == []
 
 
+@pytest.mark.slow
 def test_a_comparison_that_was_killed_ends_with_the_same_table(tmp_path: Path) -> None:
     recipe = tmp_path / "small.toml"
     recipe.write_text(
