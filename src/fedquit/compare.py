@@ -24,7 +24,7 @@ from fedquit.recipe import Recipe, build
 from fedquit.references import Evidence, gathered, require_enough
 from fedquit.runner import retrain_again, retrained, run, say_engine
 from fedquit.side_by_side import Answer, SideBySide, Task, WorkerLostError, cores
-from fedquit.training import Attached, Reporter, require_disk
+from fedquit.training import Reporter, require_disk
 from fedquit.world import World, open_world
 
 WORK = "fedquit.compare:work"
@@ -88,10 +88,10 @@ def compare(
     cache = cache or out / "cache"
     variants = {name: _variant(recipe, name) for name in methods}
     world = open_world(recipe)
-    attached, refused = _attachable(world, variants, cache)
+    refused = _refused(world, variants, cache)
     places = [(t, s) for s in range(recipe.seed, recipe.seed + seeds) for t in targets]
     blank = [Outcome(n, t, s, _folder(out, s, t, n), failure=refused.get(n, "")) for t, s in places for n in methods]
-    beside = {"attached": {n: variants[n].to_dict() for n in attached}, "references": references}
+    beside = {"attached": {n: v.to_dict() for n, v in variants.items() if n not in refused}, "references": references}
     runs = {o.key: _task("run", variants[o.method], o, cache) | beside for o in blank if not o.failure}
     again = [Outcome(FLOOR, t, s, out) for t, s in places]
     floors = {o.key: _task("floor", recipe, o, cache) for o in again}
@@ -118,12 +118,9 @@ def _folder(out: Path, seed: int, target: ClientId, method: str) -> Path:
 def _task(do: str, recipe: Recipe, of: Outcome, cache: Path) -> Task:
     own = _for(recipe, of.seed, of.target)
     title = f"{of.method}, client {of.target}, seed {of.seed}"
-    files = {
-        "data": own.data.folder,
-        "folder": str(of.folder),
-        "cache": str(cache),
-    }  # where they lie is no part of a recipe
-    return {"do": do, "title": title, "recipe": own.to_dict(), **files}
+    data = own.data.folder  # where it lies is no part of what a recipe says of itself
+    task = {"do": do, "title": title, "recipe": own.to_dict(), "data": data}
+    return {**task, "folder": str(of.folder), "cache": str(cache)}
 
 
 def _carried_out(
@@ -219,15 +216,12 @@ def _variant(recipe: Recipe, name: str) -> Recipe:
     return recipe if name == recipe.method_name else dataclasses.replace(recipe, method={"name": name})
 
 
-def _attachable(world: World, variants: Mapping[str, Recipe], cache: Path) -> tuple[Attached, dict[str, str]]:
-    """The methods that can watch the training, and why the others cannot."""
-    attached, refused = {}, {}
+def _refused(world: World, variants: Mapping[str, Recipe], cache: Path) -> dict[str, str]:
+    """The methods that cannot watch the training, and why."""
+    found = {}
     for name, variant in variants.items():
-        method = variant.build_method()
         try:
-            require_disk(world, cache, {name: method})
+            require_disk(world, cache, {name: variant.build_method()})
         except StoreError as error:
-            refused[name] = str(error)
-        else:
-            attached[name] = method
-    return attached, refused
+            found[name] = str(error)
+    return found

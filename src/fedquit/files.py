@@ -10,12 +10,15 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedquit.errors import StoreError
+
+HALF_WRITTEN = re.compile(r"\.[0-9a-f]{16}$")  # how a file is called until it is whole
 
 
 @contextlib.contextmanager
@@ -46,6 +49,13 @@ def write_atomic(path: Path, content: bytes) -> None:
                 beside.unlink(missing_ok=True)
             raise
         flush_folder(path.parent)
+
+
+def remove_half_written(folder: Path) -> None:
+    """Delete what writes that were killed have left in a folder; nobody else may be writing there."""
+    for path in folder.glob(".*"):
+        if HALF_WRITTEN.search(path.name):
+            path.unlink(missing_ok=True)
 
 
 def flush_folder(folder: Path) -> None:

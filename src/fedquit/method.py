@@ -36,9 +36,7 @@ class Method(ABC):
         """A round of ordinary training is over: who took part, with how many examples."""
 
     def forget(self, memory: Memory, clients: Iterable[ClientId]) -> None:
-        """Delete what the server keeps of clients whose request has been served: what lies under their numbers."""
-        for key in [k for k in memory if is_of(k, clients)]:
-            del memory[key]
+        """The request of these clients has been served: what lies under their numbers is deleted; mind the rest."""
 
     def history_bytes(self, training: Training, clients: int, model_bytes: int) -> int:
         """How much disk the watcher will need, so that a run can be refused before it begins."""

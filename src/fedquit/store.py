@@ -168,13 +168,13 @@ class DiskMemory(MutableMapping[str, Params]):
                 versions.remove(old)
 
     def purge(self, wanted: Callable[[str], bool]) -> None:
-        """Delete every version of some entries for good, also what a killed write left half-way."""
+        """Delete every version of some entries for good, also one that a kill left beside its mark."""
         for key in [k for k in self._versions if wanted(k)]:
             del self._versions[key]
             self._gone = {(k, v) for k, v in self._gone if k != key}
             self._fresh.discard(key)
         for path in self.folder.glob("*") if self.folder.exists() else ():
-            name = unquote(path.name.removeprefix(".").rpartition("@")[0])
+            name = unquote(path.name.rpartition("@")[0])
             if name and wanted(name):
                 path.unlink(missing_ok=True)
 

@@ -12,7 +12,6 @@ and it goes on from the last round that was committed. No checkpoint from before
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -27,7 +26,7 @@ from flwr.serverapp import Grid
 from fedquit.core import ClientId, Params, Reply, Request, State, Trained
 from fedquit.engine import Address, Ask
 from fedquit.errors import FedquitError, InputError, RequestError, StoreError
-from fedquit.files import append_line, write_json
+from fedquit.files import append_line, remove_half_written, write_json
 from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.engine import PATIENCE, Clock, GridEngine, Nodes, NodesMissing, Post, TooFewReplies
@@ -47,7 +46,6 @@ Evaluate = Callable[[Params], float]
 STATUS = 120.0  # seconds in which a node must say who it is; a process starts for that
 TRIES = 3  # of a round that too few clients answered
 MOST_REQUESTS = 64  # of a client that has been forgotten
-HALF_WRITTEN = re.compile(r"\.[0-9a-f]{16}$")  # what a killed write leaves: see files.write_atomic
 NOBODY = Request(())  # the request that a real federation knows of in advance
 
 
@@ -214,9 +212,8 @@ class _Server:
         for folder in sorted((self.folder / "phases").glob("*")):
             if folder != current:
                 shutil.rmtree(folder)
-        for half_written in (path for place in ("", "memory") for path in (self.folder / place).glob(".*.*")):
-            if half_written.is_file() and HALF_WRITTEN.search(half_written.name):
-                half_written.unlink(missing_ok=True)
+        remove_half_written(self.folder)
+        remove_half_written(self.folder / "memory")
         if self.ledger.phase.kind == "train":
             self._before.path.unlink(missing_ok=True)
         if self.ledger.phase.kind == "recover":
@@ -242,8 +239,6 @@ class _Server:
         memory = _PhaseMemory(self.folder / "memory", self.ledger.phase.number)
         memory.move(-1)  # before the first place of the phase, which is to find it gone
         self.method.forget(_shelf(memory, self.config.method_name), clients)
-        memory.move(0)
-        memory.settle()
         memory.purge(lambda key: is_of(key, clients))  # of every method that ever watched, in every version
 
     def _outcome(self) -> Outcome:

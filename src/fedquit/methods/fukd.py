@@ -88,7 +88,6 @@ class FUKD(Method):
         """What is deleted cannot be subtracted any more: a later request of that client must be served otherwise."""
         for client in clients:
             memory[f"{INCOMPLETE}/{client}/"] = {}
-        super().forget(memory, clients)
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """The old model teaches what is left of it after the subtraction."""
