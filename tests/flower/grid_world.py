@@ -232,3 +232,6 @@ def lines(folder: Path) -> Iterator[str]:
         event = json.loads(line)
         if event["event"] == "note":
             yield event["text"]
+
+
+MakeWorld = Callable[..., World]  # by the fixture `make`

@@ -28,20 +28,11 @@ from fedquit.flower.server import MOST_REQUESTS, Outcome
 from fedquit.methods.not_ import NoT
 from fedquit.models import FunctionalModel
 from fedquit.store import load_params
-from flower.grid_world import World, lines
+from flower.grid_world import MakeWorld, World, lines
 
 pytestmark = pytest.mark.flower
 
-MakeWorld = Callable[..., World]
 LONG: dict[str, Any] = {"train": {"rounds": 3, "batch_size": 8, "lr": 0.1}}
-
-
-@pytest.fixture
-def make(toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path) -> MakeWorld:
-    def made(name: str = "world", **options: Any) -> World:
-        return World(toy_data, toy_model, tmp_path / name, **options)
-
-    return made
 
 
 def words_of(message: Message) -> dict[str, Any]:

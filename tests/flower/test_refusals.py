@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,20 +19,11 @@ from fedquit.data.federated import FederatedData
 from fedquit.flower import wire
 from fedquit.flower.engine import NodesMissing, TooFewReplies
 from fedquit.models import FunctionalModel
-from flower.grid_world import Spoil, World, lines
+from flower.grid_world import MakeWorld, Spoil, World, lines
 
 pytestmark = pytest.mark.flower
 
-MakeWorld = Callable[..., World]
 ONE_ROUND: dict[str, Any] = {"train": {"rounds": 1, "batch_size": 8, "lr": 0.1}}
-
-
-@pytest.fixture
-def make(toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path) -> MakeWorld:
-    def made(name: str = "world", **options: Any) -> World:
-        return World(toy_data, toy_model, tmp_path / name, **options)
-
-    return made
 
 
 @pytest.fixture(scope="module")
