@@ -177,13 +177,33 @@ def is_pipe(fd: int) -> bool:
 
 @pytest.mark.slow
 def test_nothing_begins_once_it_is_over() -> None:
+    before = set(children_of(os.getpid()))
     with SideBySide("test_compare:sleeps", 2, lambda _: Silent()) as two:
         threading.Thread(target=lambda: list(two.run([{}] * 6)), daemon=True).start()
         waited = time.monotonic() + 60
-        while len(children_of(os.getpid())) < 2 and time.monotonic() < waited:
+        while len(set(children_of(os.getpid())) - before) < 2 and time.monotonic() < waited:
             time.sleep(0.05)
     time.sleep(0.5)
-    assert not [pid for pid in children_of(os.getpid()) if alive(pid)]
+    assert not [pid for pid in children_of(os.getpid()) if pid not in before and alive(pid)]
+
+
+def test_a_process_that_is_just_starting_ends_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there before anybody holds its handle, and the end may come in between."""
+    begun, real = threading.Event(), subprocess.Popen
+    started: list[subprocess.Popen[str]] = []
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        started.append(real(*given, **named))
+        begun.set()
+        time.sleep(0.5)
+        return started[-1]
+
+    monkeypatch.setattr("fedquit.side_by_side.subprocess.Popen", slowly)
+    with SideBySide("test_compare:sleeps", 1, lambda _: Silent()) as one:
+        threading.Thread(target=lambda: list(one.run([{}] * 3)), daemon=True).start()
+        assert begun.wait(60)
+    time.sleep(0.2)
+    assert [process.poll() is not None for process in started] == [True]
 
 
 def sleeps(task: dict[str, Any], reporter: object) -> dict[str, Any]:

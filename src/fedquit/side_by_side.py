@@ -48,15 +48,13 @@ class SideBySide:
             threads: torch's, in each process; 0 leaves them as they are.
         """
         self._workers = [_Worker(work, threads, lane(number)) for number in range(jobs)]
-        self._closed = False
 
     def __enter__(self) -> SideBySide:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closed = True
         for worker in self._workers:
-            worker.close()
+            worker.retire()
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Answer | WorkerLostError]]:
         """The answer to each task, with the task's number, as they come."""
@@ -66,7 +64,7 @@ class SideBySide:
 
         def serve(worker: _Worker) -> None:
             with suppress(queue.Empty):
-                while not self._closed:
+                while not worker.retired:
                     number, task = waiting.get_nowait()
                     try:
                         answers.put((number, worker.answer(task)))
@@ -86,14 +84,11 @@ class _Worker:
     def __init__(self, work: str, threads: int, reporter: Reporter) -> None:
         self._command, self._reporter = [sys.executable, "-m", "fedquit.side_by_side", work, str(threads)], reporter
         self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # one thread starts the process, another may end it
+        self.retired = False
 
     def answer(self, task: Task) -> Answer | WorkerLostError:
-        if self._process is None:
-            pipe, paths = subprocess.PIPE, os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-            own = {**os.environ, "PYTHONPATH": paths}  # so that it finds what a recipe names, as we do
-            self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, env=own)
-        process = self._process
+        process = self._running()
         with suppress(BrokenPipeError):
             _say(cast("IO[str]", process.stdin), task)
         for line in cast("IO[str]", process.stdout):
@@ -104,7 +99,24 @@ class _Worker:
         self.close()
         return WorkerLostError(f"the process at work on it ended with {process.returncode}: was its memory enough?")
 
+    def _running(self) -> subprocess.Popen[str]:
+        with self._lock:
+            if self.retired:
+                raise WorkerLostError("nothing begins once the work is over")
+            if self._process is None:
+                pipe, paths = subprocess.PIPE, os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+                own = {**os.environ, "PYTHONPATH": paths}  # so that it finds what a recipe names, as we do
+                self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, env=own)
+            return self._process
+
+    def retire(self) -> None:
+        """End the process, and start no other."""
+        with self._lock:
+            self.retired = True
+        self.close()
+
     def close(self) -> None:
+        """End the process; the next task starts another."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
