@@ -76,4 +76,4 @@ define install
 endef
 
 clean:
-	rm -rf $(VENV) $(VENV)-core dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-core $(VENV)-bench dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
