@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from fedquit.cli import main
+from fedquit.cli.runs import _print_comparison
 from fedquit.compare import chosen_methods, compare, parse_targets
 from fedquit.comparison import Line, Outcome, summarised
 from fedquit.core import Federation, Request, State, Trained
@@ -219,6 +220,24 @@ def children_of(pid: int) -> list[int]:
 def alive(pid: int) -> bool:
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and ") Z " not in status.read_text()
+
+
+def test_budgets_are_summed_up_over_the_runs_that_they_pay_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = tiny(recover={"until": "rounds", "max_rounds": 1, "budgets": [0.05, 0.9]}, train={"rounds": 4})
+    lines, _ = compare(given, ["fedquit", "mode"], [0, 1], 1, tmp_path, overview=Quiet())
+    bought = {line.method: line.budgets for line in lines if line.phase == "recovered"}
+    assert bought["fedquit"].keys() == {"0.05", "0.9"}
+    assert bought["fedquit"]["0.05"] == {"runs": 0}, "less than its unlearning costs"
+    later = bought["fedquit"]["0.9"]
+    assert later["runs"] == 2
+    assert 0.5 < later["spent"] <= 0.9
+    assert later["forget_acc_gap"] >= 0
+    _print_comparison(given, lines, tmp_path)
+    said = capsys.readouterr().out
+    assert "Within a share of Retrain's bytes" in said
+    assert "out of reach" in said
 
 
 def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -110,7 +110,54 @@ def test_every_figure_of_one_run_tells_its_numbers(tmp_path: Path) -> None:
         in (told["Forget data against hold-out data"])
     )
     assert "Original: forget 0.650, test 0.950." in told["How uncertain the model is"]
-    assert "5 %: 35.6/33.4, 10 %: 35.6/33.4, 20 %: 37.6/35.4" in text_of(html).replace("\u00a0", " ")
+    said = text_of(html).replace("\u00a0", " ")
+    assert "5 %: 35.6/33.4, 10 %: 35.6/33.4, 20 %: 37.6/35.4, 25 %: 37.6/35.4; it was over at 29.4 %" in said
+
+
+def with_budgets(found: dict[str, Any]) -> dict[str, Any]:
+    """Rows at 5 and 50 % of Retrain's bytes."""
+    for share, rounds in ((0.05, 3), (0.5, 60)):
+        at = {"phase": "budget", "budget": share, "budget_spent": share - 0.01}
+        found["rows"].append(found["rows"][3] | at | {"rounds": rounds, "forget_acc": 20.0 + rounds, "curve": None})
+    return found
+
+
+def test_fixed_budgets_have_a_table_of_their_own(tmp_path: Path) -> None:
+    html = report(tmp_path, with_budgets(with_floor(full())))
+    found = table(html, "Fixed budgets")
+    assert found[0] == [
+        "Method, budget",
+        "Spent",
+        "Rounds",
+        "Test",
+        "Retain",
+        "Forget",
+        "MIA Song",
+        "MIA Yeom",
+        "Avg. gap",
+    ]
+    assert found[1] == ["fedquit"]
+    assert [line[:3] for line in found[2:]] == [["5 %", "4.0 %", "3"], ["50 %", "49.0 %", "60"]]
+    assert found[3][5] == "54.4 80.0 floor 1.0", "the recovery goes on past Retrain's accuracy, and so does the gap"
+    said = text_of(html).replace("\u00a0", " ")
+    assert "within budgets of 5 %: 23.0/43.4, 10 %: 35.6/33.4" in said, "what was measured goes before the curve"
+    assert "50 %: 80.0/43.4." in said
+    assert [line[0] for line in cells(html) if line and line[0].startswith("Budget")] == [
+        "Budget 5 %",
+        "Budget 50 %",
+    ]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_budget_that_does_not_pay_for_the_unlearning_is_out_of_reach(tmp_path: Path) -> None:
+    dear = with_budgets(full("mode", client=1))
+    dear["rows"][4]["budget_spent"] = 0.2
+    html = report(tmp_path, dear)
+    assert table(html, "Fixed budgets")[2][:4] == ["5 %", "20.0 %", "out of reach", "–"]
+    assert "5 %: out of reach" in text_of(html).replace("\u00a0", " ")
+    found = json.loads(written(tmp_path, "json", with_budgets(full()), full("pga")))
+    assert found["summary"][0]["budgets"]["0.5"]["forget_acc"] == 80.0
+    assert found["summary"][1]["budgets"] == {}
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -73,6 +73,8 @@ class Line:
     tug_of_war_mia: float | None = None  # with Yeom's attack in place of the forget accuracy
     references: dict[str, float] = dataclasses.field(default_factory=dict)  # means of what needs many models
     inside_floor: tuple[str, ...] = ()  # gaps no larger than what another seed does to Retrain
+    # what each share of Retrain's bytes pays for: means, gaps and the share that was spent, over the runs it pays for
+    budgets: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     # its gaps less those of the first method, target by target, for each measure and for their average
     against_first: dict[str, dict[str, float | bool]] = dataclasses.field(default_factory=dict)
 
@@ -134,13 +136,38 @@ def _line(
         bytes_saved=_saved(whole["bytes"], spent["bytes"]),
         epochs_saved=_saved(whole["client_epochs"], spent["client_epochs"]),
         flops_saved=_saved(whole["flops"], spent["flops"]),
-        avg_gap=avg_gap(**{k: gaps[m] for k, m in AVERAGED.items()}) if gaps.keys() >= set(AVERAGED.values()) else None,
+        avg_gap=_average(gaps),
         tug_of_war=_tug(each, "forget_acc"),
         tug_of_war_mia=_tug(each, "mia_yeom"),
         references=_references([o.evidence for o in mine if o.evidence]),
         inside_floor=tuple(m for m, g in gaps.items() if m in floor and inside_floor(g, floor[m])),
+        budgets=_budgets(mine),
         against_first=against_first,
     )
+
+
+def _budgets(mine: Sequence[Outcome]) -> dict[str, dict[str, float]]:
+    """By the share of Retrain's bytes; a run whose unlearning alone costs more is not in the means."""
+    bought: dict[float, list[tuple[Row, Row]]] = {}
+    for o in mine:
+        for row in (row for row in o.rows if row["phase"] == "budget"):
+            paid = [(row, o.at("retrained"))] if row["budget_spent"] <= row["budget"] + 1e-9 else []
+            bought.setdefault(row["budget"], []).extend(paid)
+    return {f"{share:g}": _within(rows) for share, rows in sorted(bought.items())}
+
+
+def _within(rows: Sequence[tuple[Row, Row]]) -> dict[str, float]:
+    if not rows:
+        return {"runs": 0}
+    gaps, _ = _spread(_gaps(rows))
+    found = {"runs": len(rows), "spent": _mean(row["budget_spent"] for row, _ in rows), **_means([a for a, _ in rows])}
+    average = _average(gaps)
+    return found | {f"{m}_gap": g for m, g in gaps.items()} | ({"avg_gap": average} if average is not None else {})
+
+
+def _average(gaps: Mapping[str, float]) -> float | None:
+    """The paper's, where all four measures are known."""
+    return avg_gap(**{k: gaps[m] for k, m in AVERAGED.items()}) if gaps.keys() >= set(AVERAGED.values()) else None
 
 
 def _gap(row: Row, gold: Row, metric: str) -> float | None:

@@ -249,7 +249,7 @@ class _Serving:
         again = self._relearned(who, found, runs[0].state, wanted) if wanted else {}
         yield mean_row(rows) | {"curve": mean_curve([r.curve for r in runs])} | again
         if gold:
-            yield from self._at_budgets(served, found, unlearned, row, gold.costs.bytes)
+            yield from self._at_budgets(served, found, unlearned, row, gold)
 
         progress = dataclasses.replace(runs[0].progress, state=runs[0].state.settled())
         return dataclasses.replace(
@@ -319,9 +319,12 @@ class _Serving:
         return {"relearn_ratio": ratio, "relearn_bound": took.bound, "relearn_curve": curves[0]}
 
     def _at_budgets(
-        self, served: Served, found: Standing, unlearned: Progress, row: RowMaker, whole: int
+        self, served: Served, found: Standing, unlearned: Progress, row: RowMaker, gold: Progress
     ) -> Iterator[Row]:
-        """The same recovery, looked at once it has cost each share of Retrain's bytes; unlearning counts."""
+        """The same recovery, looked at after the last round that each share of Retrain's bytes pays for.
+
+        Unlearning counts. Where it has cost more than a share by itself, the row has no rounds and says what was spent.
+        """
         left, request = served.data.after(served.request), served.request
         done = served.folder / "budgets.json"
         rows: list[Row] = read_json(done) if done.exists() else []
@@ -335,8 +338,9 @@ class _Serving:
         rounds = advance(session, f"recover-{served.number}", unlearned.state.fresh(), step, file, meter=fed)
         progress = next(rounds)
         self.reporter.phase("Recovery: on to fixed budgets", None, progress.state.round)
+        whole = gold.costs.bytes
         for budget in budgets:
-            while unlearned.costs.bytes + progress.costs.bytes < budget * whole - 1e-6:
+            while unlearned.costs.bytes + progress.costs.bytes + _a_round(progress, gold) <= budget * whole + 1e-6:
                 progress = next(rounds)
                 self.reporter.round(progress.state.round, f"budget {budget:.0%}")
             spent = unlearned.costs.bytes + progress.costs.bytes
@@ -366,6 +370,12 @@ class _Serving:
         trained = _now(found.trained, progress, data)
         changes: dict[str, Any] = {"data": data, "membership": members, "trained": trained}
         return dataclasses.replace(found, kept=kept, progress=progress, **changes)
+
+
+def _a_round(progress: Progress, gold: Progress) -> float:
+    """The bytes of one more round, as those before it took; of the first, as Retrain's took."""
+    known = progress if progress.state.round else gold
+    return known.costs.bytes / max(known.state.round, 1)
 
 
 def _evaluation(world: World, data: FederatedData, request: Request) -> Evaluation:

@@ -200,12 +200,36 @@ def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
     screen.print(table)
     screen.print("unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain.")
     screen.print("retrain again: another seed, the noise floor; a gap marked ≈ is no larger, hence no difference.")
+    _print_budgets(lines)
     _print_paired(lines)
     _print_references(lines)
     for line in lines:
         for why in line.failures:
             screen.print(f"[bold]{line.method}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
     screen.print(f"Report: {out / 'report.html'}\nTable: {out / 'comparison.json'}", **PLAIN)
+
+
+def _print_budgets(lines: list[Line]) -> None:
+    """What each share of Retrain's bytes pays for."""
+    known = [line for line in lines if line.budgets]
+    if not known:
+        return
+    shares = sorted({float(share) for line in known for share in line.budgets})
+    table = Table(title="Within a share of Retrain's bytes: Avg. gap (test accuracy)", **LOOK)
+    table.add_column("method", no_wrap=True)
+    for share in shares:
+        table.add_column(f"{share:.0%}", justify="right", no_wrap=True)
+    for line in known:
+        bought = [line.budgets.get(f"{share:g}", {}) for share in shares]
+        table.add_row(line.method, *(_bought(one) for one in bought))
+    screen.print(table)
+
+
+def _bought(found: dict[str, float]) -> str:
+    if not found.get("runs"):
+        return "out of reach"
+    gap = found.get("avg_gap", found.get("forget_acc_gap"))
+    return f"{'' if gap is None else f'{gap:.1f} '}({found['test_acc']:.1f})"
 
 
 def _print_paired(lines: list[Line]) -> None:

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from fedquit.report.drawing import FORGET, LINE, SOFT, TEST, Drawn, draw, style
-from fedquit.report.reading import PHASES, Part, Run, density_of, mean, number, numbers, roc_of
+from fedquit.report.reading import PHASES, Part, Run, affords, density_of, mean, number, numbers, roc_of
 from fedquit.report.words import NBSP, fixed, percent, share, signed
 
+OUT_OF_REACH = "out of reach"
 BUDGETS = (5, 10, 20, 25, 50)  # percent of Retrain's communication
 KINDS = (("forget_acc", "forget", FORGET, "o"), ("test_acc", "test", TEST, "s"))
 FPRS = (0.01, 0.001)
@@ -136,23 +137,40 @@ def communication(part: Part, name: str) -> Drawn | None:
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         for budget in BUDGETS:
             axes.axvline(budget, color=SOFT, linewidth=1, linestyle=(0, (1, 3)), zorder=0.9)
+        for key, _, colour, marker in KINDS:
+            known = [(100 * b, v) for b, then in part.budgets.items() if (v := then.get("recovered", key)) is not None]
+            at, levels = [x for x, _ in known], [y for _, y in known]
+            axes.scatter(at, levels, s=60, marker=marker, facecolors="none", edgecolors=colour, zorder=3)
         axes.set_xlabel("sent so far, in % of Retrain’s bytes")
 
     said = _say_points(part, [(f"At {share(x)} of Retrain’s bytes", p) for x, p in points])
-    at = [f"{b}{NBSP}%: {_within(points, b)}" for b in BUDGETS]
     return Drawn(
         "Accuracy against communication",
         draw(name, paint),
         f"Line chart of forget and test accuracy by the bytes sent for unlearning and recovery. {said}",
-        f"Forget/test accuracy within budgets of {', '.join(at)}.",
+        _within_budgets(part, points),
     )
 
 
-def _within(points: Sequence[tuple[float, Mapping[str, Any]]], budget: float) -> str:
-    inside = [p for x, p in points if x <= budget]
-    if not inside:
-        return "out of reach"
-    return "/".join(fixed(number(inside[-1].get(k))) for k in ("forget_acc", "test_acc"))
+def _within_budgets(part: Part, points: Sequence[tuple[float, Mapping[str, Any]]]) -> str:
+    """What each budget pays for: as it was measured, or along the recovery as far as that went."""
+    last = max(x for x, _ in points)
+    told = []
+    for budget in BUDGETS:
+        bought = part.budgets.get(budget / 100)
+        inside = [p for x, p in points if x <= budget]
+        if bought is not None:
+            told.append(f"{budget}{NBSP}%: {_both(bought.row('recovered')) if affords(bought) else OUT_OF_REACH}")
+        elif budget <= last:
+            told.append(f"{budget}{NBSP}%: {_both(inside[-1]) if inside else OUT_OF_REACH}")
+    if not told:
+        return f"The recovery was over at {share(last)} of Retrain’s bytes, before the smallest budget."
+    over = f"; it was over at {share(last)}" if not part.budgets and last < BUDGETS[-1] else ""
+    return f"Forget/test accuracy within budgets of {', '.join(told)}{over}."
+
+
+def _both(point: Mapping[str, Any]) -> str:
+    return "/".join(fixed(number(point.get(k))) for k in ("forget_acc", "test_acc"))
 
 
 def roc(part: Part, name: str) -> Drawn | None:

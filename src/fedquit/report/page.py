@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fedquit.report import figures, tables
 from fedquit.report.drawing import Drawn
 from fedquit.report.reading import PHASES, Comparison, Failed, Found, Part, Row, Run, mean_part, number
-from fedquit.report.words import fixed, sentences, sentences_over, signed
+from fedquit.report.words import NBSP, fixed, sentences, sentences_over, signed
 
 FEW = 3  # up to so many requests get their own two sentences
 MANY = 6  # with more runs, figures show the mean of each method, and the runs are folded away
@@ -93,7 +93,7 @@ def _together(runs: Sequence[Run], groups: Sequence[tables.Group]) -> dict[str, 
     federations = {json.dumps(figures.label_counts(run.clients), sort_keys=True) for run in runs}
     drawn += [figures.labels_by_client(runs, "all-labels")] if len(federations) == 1 else []
     shown = [tables.gaps(groups), tables.distances(groups), tables.by_client(groups) if groups else None]
-    shown += [tables.costs(groups)]
+    shown += [tables.budgets(groups), tables.costs(groups)]
     return {"figures": [d for d in drawn if d], "tables": [t for t in shown if t]}
 
 
@@ -165,8 +165,10 @@ def _request(part: Part, key: str, *, many: bool) -> dict[str, Any]:
 def _cells(part: Part, row: Row) -> dict[str, Any]:
     runs = number(row.get("runs")) or 1
     gap = part.gap(row["phase"]) if row["phase"] in ("unlearned", "recovered") else None
+    if (bought := part.budgets.get(number(row.get("budget")) or 0.0)) is not None:
+        gap = bought.gap("recovered")
     return {
-        "phase": PHASES.get(row["phase"], str(row["phase"]).capitalize()),
+        "phase": _phase(row),
         "note": f"mean of {runs:g}" if runs > 1 else "",
         "method": row["method"],
         "clients": ", ".join(map(str, row["clients"])) + (" (samples)" if row.get("samples") else ""),
@@ -177,6 +179,12 @@ def _cells(part: Part, row: Row) -> dict[str, Any]:
             signed(gap),
         ],
     }
+
+
+def _phase(row: Row) -> str:
+    budget = number(row.get("budget"))
+    own = str(row["phase"]).capitalize()
+    return f"{own} {100 * budget:g}{NBSP}%" if budget is not None else PHASES.get(row["phase"], own)
 
 
 def _toml(recipe: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -261,6 +261,16 @@ class Part:
         """How far a measure lies above Retrain's, in points."""
         return minus(self.get(phase, key), self.get("retrained", key))
 
+    @cached_property
+    def budgets(self) -> dict[float, Part]:
+        """What each share of Retrain's bytes paid for, as if the recovery had ended there."""
+        found = {}
+        for row in self.rows:
+            if row["phase"] == "budget" and (budget := number(row.get("budget"))) is not None:
+                others = [self._by_phase[phase] for phase in PHASES if phase in self._by_phase and phase != "recovered"]
+                found[budget] = replace(self, rows=[*others, {**row, "phase": "recovered"}])
+        return found
+
     @property
     def method(self) -> str:
         """The unlearning method."""
@@ -329,6 +339,12 @@ class Part:
         return [(100 * (before + sent) / gold, p) for p in self.curve if (sent := number(p.get("bytes"))) is not None]
 
 
+def affords(bought: Part) -> bool:
+    """Whether a budget pays at least for the unlearning."""
+    asked, spent = bought.get("recovered", "budget"), bought.get("recovered", "budget_spent")
+    return asked is None or spent is None or spent <= asked + 1e-9
+
+
 def mean_part(parts: Sequence[Part]) -> Part:
     """The same phases over several requests: means of the numbers, curves and densities."""
     rows = []
@@ -336,6 +352,9 @@ def mean_part(parts: Sequence[Part]) -> Part:
         mine = [row for part in parts if (row := part.row(phase))]
         if mine:
             rows.append(_mean_row(mine))
+    for budget in sorted({b for part in parts for b in part.budgets}):
+        bought = [part.budgets[budget].row("recovered") for part in parts if budget in part.budgets]
+        rows.append({**_mean_row(bought), "phase": "budget"})
     return Part(0, rows, parts[0].floors, over=len(parts))
 
 

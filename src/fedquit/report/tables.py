@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedquit.report.reading import GAPS, PHASES, Comparison, Pair, Part, Run, mean
+from fedquit.report.reading import GAPS, PHASES, Comparison, Pair, Part, Run, affords, mean
 from fedquit.report.words import DASH, NBSP, fixed, scaled, share, signed
 
 _ASIDE = ("title", "seed", "request", "engine", "method.name")  # in these, runs of one method may differ
@@ -88,7 +88,13 @@ class Group:
             "communication_percent": mean(part.share("bytes") for part in self.parts),
             "computation_percent": mean(part.work for part in self.parts),
             "seconds": mean(part.whole("seconds") for part in self.parts),
+            "budgets": {f"{b:g}": Group(self.label, bought).summary() for b, bought in self.bought().items()},
         }
+
+    def bought(self) -> dict[float, list[Part]]:
+        """What each share of Retrain's communication pays for, request by request."""
+        asked = sorted({b for part in self.parts for b in part.budgets})
+        return {b: [part.budgets[b] for part in self.parts if b in part.budgets] for b in asked}
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -216,6 +222,41 @@ def costs(groups: Sequence[Group]) -> Table | None:
         "Communication counts both directions; computing counts clients and server, two FLOP for a multiplication with "
         "an addition; storage is the most that lay there at the end of a round, for the share the larger of both.",
     )
+
+
+def budgets(groups: Sequence[Group]) -> Table | None:
+    """What each share of Retrain's communication pays for."""
+    if not any(group.bought() for group in groups):
+        return None
+    lines = []
+    for group in groups:
+        lines.append(Line(group.label))
+        lines += [Line(f"{100 * b:g}{NBSP}%", _paid_for(parts)) for b, parts in group.bought().items()]
+    return Table(
+        "Fixed budgets",
+        "After the last round of recovery that a share of Retrain’s communication pays for; gaps to Retrain in points, "
+        "below them the measure itself in percent",
+        ["Method, budget", "Spent", "Rounds", "Test", *GAPS.values(), "Avg. gap"],
+        lines,
+        "Unlearning counts; out of reach is what unlearning alone costs more than. Recovery goes on past Retrain’s "
+        "accuracy here, so that what comes back with it is seen.",
+    )
+
+
+def _paid_for(parts: Sequence[Part]) -> list[Cell]:
+    within = [part for part in parts if affords(part)]
+    spent = Cell(share(mean(100 * s for part in parts if (s := part.get("recovered", "budget_spent")) is not None)))
+    if not within:
+        return [spent, Cell("out of reach"), *[Cell(DASH)] * (len(GAPS) + 2)]
+    found = Group("", within).summary()
+    each = [
+        _gap_cell(found[f"{k}_gap"], found[f"{k}_floor"], found[f"{k}_gap_std"], fixed(found[k]))
+        for k in ("test_acc", *GAPS)
+    ]
+    rounds = Cell(
+        fixed(found["recovery_rounds"], 0), () if len(within) == len(parts) else (f"{len(within)} of {len(parts)}",)
+    )
+    return [spent, rounds, *each, _gap_cell(found["avg_gap"], found["avg_gap_floor"], None, "")]
 
 
 def exposure(part: Part) -> Table | None:
