@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from fedquit.errors import StoreError, UnknownNameError
 from fedquit.report import FORMATS, write_report
+from fedquit.report.figures import _around, _AtV
 from test_report import Outline, cells, forget, report, results, store, text_of
 
 FPR = [10 ** (-4 + i / 20) for i in range(81)]
@@ -188,6 +189,7 @@ def test_a_gap_inside_the_noise_floor_is_not_called_a_difference(tmp_path: Path)
     assert table(html, "Gaps to Retrain")[-1] == [
         "fedquit",
         "1",
+        "20.0 43.4",
         "20.0 44.5 floor 25.0: no difference",
         "20.0 45.6 floor 1.0",
         "2.0 63.0 floor 0.5",
@@ -209,7 +211,7 @@ def test_the_floor_of_a_comparison_serves_its_runs(tmp_path: Path) -> None:
     (tmp_path / "cmp/comparison.json").write_text(json.dumps({"schema": 1, "table": [line, 3]}))
     write_report([tmp_path / "cmp"], tmp_path / "r.html")
     html = (tmp_path / "r.html").read_text()
-    assert [line[3] for line in table(html, "Gaps to Retrain")[3:]] == ["20.0 45.6 floor 21.0: no difference"] * 2
+    assert [line[4] for line in table(html, "Gaps to Retrain")[3:]] == ["20.0 45.6 floor 21.0: no difference"] * 2
     assert "seed-0/client-2/pga" in html
     (tmp_path / "cmp/comparison.json").write_text("{")
     write_report([tmp_path / "cmp"], tmp_path / "r.html")
@@ -329,12 +331,19 @@ def test_other_distances_are_told_beside_what_retrain_gets(tmp_path: Path) -> No
     assert found[0] == [
         "Method",
         "Tug\u2011of\u2011War",
+        "Tug\u2011of\u2011War, MIA",
         "JS divergence",
         "Two snapshots, AUC",
         "Relearning, × Retrain",
     ]
-    assert found[1][1:] == ["0.512", "0.020 floor 0.030: no difference", "0.750 Retrain 0.600", "0.500"], "0.8³"
-    assert table(report(tmp_path, full()), "Other distances to Retrain")[0] == ["Method", "Tug\u2011of\u2011War"]
+    assert found[1][1:] == ["0.512", "0.512", "0.020 floor 0.030: no difference", "0.750 Retrain 0.600", "0.500"]
+    plain = table(report(tmp_path, with_floor(full())), "Other distances to Retrain")
+    assert plain[0] == ["Method", "Tug\u2011of\u2011War", "Tug\u2011of\u2011War, MIA"]
+    assert plain[1] == ["fedquit", "0.512", "0.512"], "0.8³; the floor of the test accuracy is not known"
+    floor = with_floor(full())
+    floor["rows"][3]["floor"] = {"forget_acc": 10.0, "retain_acc": 10.0, "test_acc": 60.0}
+    told = table(report(tmp_path, floor), "Other distances to Retrain")[1]
+    assert told[1] == "0.512 floor 0.324: no difference"
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -410,6 +419,61 @@ def test_the_gap_is_drawn_against_v(tmp_path: Path) -> None:
     assert "Gap in forget accuracy by v" not in figures(report(tmp_path, lean(full(teacher="fixed", v=1.0))))
 
 
+def test_an_extreme_v_stands_at_the_edge_and_other_teachers_are_levels(tmp_path: Path) -> None:
+    runs = [lean(full(teacher="fixed", v=v)) for v in (-100.0, -5.0, 0.0, 5.0)]
+    runs[1]["rows"][0]["true_logits"] = {"edges": [-8.0, 0.0, 8.0], "density": [0.1, 0.4]}
+    runs += [lean(full(teacher="min", shift=3.0)), lean(full(teacher="entropy", shift=-2.0))]
+    html = report(tmp_path, *runs)
+    told = figures(html)["Gap in forget accuracy by v"]
+    assert "v -100: +20.0 points" in told
+    assert "Teacher with the least logit: +23.0 points. Teacher with v*: +18.0 points." in told
+    assert "Triangles at the edge: v -100, far outside." in html
+    near = [_AtV(v, 0.0, 1.0, "") for v in (-100.0, -5.0, 5.0)]
+    assert _around(near, [-8.0, 0.0, 8.0]) == (-8.0, 8.0), "the logits keep their width"
+    assert _around(near, []) == (-100.0, 5.0)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_each_client_is_judged_by_its_own_floor_or_by_that_of_all_if_it_is_larger(tmp_path: Path) -> None:
+    for client in (2, 3):
+        store(tmp_path / f"cmp/seed-0/client-{client}/fedquit", lean(full(client=client)))
+    line = {"method": "retrain again", "phase": "floor", "gaps": {"forget_acc": 15.0}}
+    floors = {"seed-0/client-2": {"forget_acc": 29.0}, "seed-0/client-3": {"forget_acc": 1.0}}
+    (tmp_path / "cmp/comparison.json").write_text(json.dumps({"schema": 1, "table": [line], "floors": floors}))
+    write_report([tmp_path / "cmp"], tmp_path / "r.html")
+    html = (tmp_path / "r.html").read_text()
+    assert table(html, "Client by client")[1:] == [
+        ["Client 2", "25.6", "+20.0 no difference"],
+        ["Client 3", "25.6", "+20.0"],
+    ]
+    assert table(html, "Gaps to Retrain")[-1][4] == "20.0 ± 0.0 45.6 floor 15.0"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_seeds_on_either_side_of_retrain_do_not_make_up_for_each_other(tmp_path: Path) -> None:
+    runs = [lean(full(shift=shift)) for shift in (-5.0, -35.0)] + [lean(full(client=3))]  # +15 and -15 points
+    for run in runs:
+        run["rows"][3]["floor"] = {"forget_acc": 2.0}
+    assert table(report(tmp_path, *runs), "Client by client")[1] == ["Client 2", "25.6", "0.0"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_song_s_thresholds_have_gaps_and_floors_and_a_bound_is_called_one(tmp_path: Path) -> None:
+    found = full()
+    for i, row in enumerate(found["rows"]):
+        row["mia_song_entropy"] = 50.0 + i
+    found["rows"][3] |= {"floor": {"mia_song_entropy": 4.0}, "relearn_ratio": 3.0, "relearn_bound": "at least"}
+    html = report(tmp_path, found)
+    rows = table(html, "Attacks with a threshold for each class")
+    assert rows[0] == ["Method", "Entropy"]
+    assert rows[1:] == [
+        ["Retrain", "– 51.0"],
+        ["Original", "1.0 50.0"],
+        ["fedquit", "2.0 53.0 floor 4.0: no difference"],
+    ]
+    assert table(html, "Other distances to Retrain")[1][-1] == "≥ 3.000 a bound"
+
+
 @pytest.mark.parametrize(
     "clients",
     [
@@ -433,8 +497,12 @@ def test_many_runs_are_shown_as_means_and_folded_away(tmp_path: Path) -> None:
     told = figures(html)
     assert "Recovered: forget 47.1 %, test 43.4 %." in told["Accuracy by phase"]
     assert html.count("<summary id=") == 8 + 1
-    assert "Over 8 requests in 8 runs" in text_of(html)
-    assert "8 of 8 show no trace" in text_of(html)
+    said = text_of(html).replace("\u00a0", " ")
+    assert (
+        "Asked to forget clients 0, 1, 2 and 3 (one by one, on average over 4 requests), of 2 methods fedquit came"
+        in said
+    )
+    assert "4 of 4 show no trace" in said
     outline = Outline()
     outline.feed(html)
     assert len(outline.ids) == len(set(outline.ids))
@@ -495,12 +563,15 @@ def test_json_holds_both_tables(tmp_path: Path) -> None:
 
 def test_markdown_and_latex_hold_the_summary(tmp_path: Path) -> None:
     md = written(tmp_path, "md", with_floor(full()), full("p|g_a", client=1), full("p|g_a", shift=2.0)).splitlines()
-    gaps = "44.5 (20.0*) | 45.6 (20.0) | 63.0 (2.0) | 20.0 (20.0*) | 15.5"
-    assert md[2] == f"| fedquit | 1 | {gaps} | 41.0 | 26.2 | 70.0 |"
-    assert md[3].startswith(r"| p\|g_a | 2 | 44.5 (20.0 ± 0.0) | 46.6 (21.0 ± 1.4) |")
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in md[:4]} == {11}
+    assert md[2].startswith("| Original | 2 | 13.4 (10.0) | 14.5 (10.0) | 15.6 (10.0) |")
+    assert md[3].startswith("| Retrain | 2 | 23.4 | 24.5 | 25.6 |")
+    assert md[4] == "| Retrain again | 2 | – | (25.0) | (1.0) | (0.5) | (30.0) | 14.1 | – | – | – |"
+    gaps = "43.4 (20.0) | 44.5 (20.0*) | 45.6 (20.0) | 63.0 (2.0) | 20.0 (20.0*) | 15.5"
+    assert md[5] == f"| fedquit | 1 | {gaps} | 41.0 | 26.2 | 70.0 |"
+    assert md[6].startswith(r"| p\|g_a | 2 | 43.4 (20.0 ± 0.0) | 44.5 (20.0 ± 0.0) | 46.6 (21.0 ± 1.4) |")
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in md[:7]} == {12}
     tex = written(tmp_path, "latex", with_floor(full()), full("p_g&a"), full("p_g&a"))
-    assert r"  p\_g\&a & 2 & 44.5 (20.0 $\pm$ 0.0) &" in tex
+    assert r"  p\_g\&a & 2 & 43.4 (20.0 $\pm$ 0.0) & 44.5 (20.0 $\pm$ 0.0) &" in tex
     assert tex.endswith("\\bottomrule\n\\end{tabular}\n")
 
 

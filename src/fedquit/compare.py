@@ -99,7 +99,7 @@ def compare(
     outcomes = [o if o.failure else _filled(o, answers[o.key]) for o in blank]
     floor = {(o.target, o.seed): answers[o.key]["row"] for o in again}
     lines = list(summarised(outcomes, methods, floor))
-    write_json(out / "comparison.json", to_dict(recipe, lines, outcomes, out))
+    write_json(out / "comparison.json", to_dict(recipe, lines, outcomes, floor, out))
     return lines, outcomes
 
 

@@ -17,7 +17,8 @@ from fedquit.recipe import Recipe
 from fedquit.references import Evidence
 from fedquit.rows import Row
 
-METRICS = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
+THRESHOLDS = ("mia_song_correctness", "mia_song_confidence", "mia_song_entropy", "mia_song_modified_entropy")
+METRICS = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", *THRESHOLDS, "backdoor_asr")
 DISTANCE = "forget_js"  # to Retrain, from both models' predictions
 AVERAGED = {"retain": "retain_acc", "forget": "forget_acc", "song": "mia_song_svc", "yeom": "mia_yeom"}
 
@@ -92,7 +93,9 @@ def summarised(outcomes: Sequence[Outcome], methods: Sequence[str], floor: Floor
     noise = [(floor[o.target, o.seed], o.at("retrained")) for o in pairs if (o.target, o.seed) in floor]
     between = _gaps(noise)
     if noise:
-        yield Line("retrain again", "floor", len(noise), (), _means([a for a, _ in noise]), *_spread(between))
+        gaps, deviations = _spread(between)
+        means = _means([a for a, _ in noise])
+        yield Line("retrain again", "floor", len(noise), (), means, gaps, deviations, avg_gap=_average(gaps))
     first: dict[str, dict[At, float]] | None = None
     for name in methods:
         mine = [o for o in done if o.method == name]
@@ -120,6 +123,9 @@ def _line(
     whole = _costs(gold)
     spent = {c: _costs(unlearned)[c] + _costs(recovered)[c] for c in whole}
     each = _each(mine)
+    average = _average(gaps)
+    judged = {**gaps, "avg_gap": average} if average is not None else gaps
+    noise = {**floor, "avg_gap": both} if (both := _average(floor)) is not None else floor
     return Line(
         name,
         "recovered",
@@ -136,11 +142,11 @@ def _line(
         bytes_saved=_saved(whole["bytes"], spent["bytes"]),
         epochs_saved=_saved(whole["client_epochs"], spent["client_epochs"]),
         flops_saved=_saved(whole["flops"], spent["flops"]),
-        avg_gap=_average(gaps),
+        avg_gap=average,
         tug_of_war=_tug(each, "forget_acc"),
         tug_of_war_mia=_tug(each, "mia_yeom"),
         references=_references([o.evidence for o in mine if o.evidence]),
-        inside_floor=tuple(m for m, g in gaps.items() if m in floor and inside_floor(g, floor[m])),
+        inside_floor=tuple(m for m, g in judged.items() if m in noise and inside_floor(g, noise[m])),
         budgets=_budgets(mine),
         against_first=against_first,
     )
@@ -252,11 +258,16 @@ def _saved(whole: float, part: float) -> float | None:
     return whole / part if part else None
 
 
-def to_dict(recipe: Recipe, lines: Sequence[Line], outcomes: Sequence[Outcome], out: Path) -> dict[str, Any]:
-    """For JSON; `runs` are the folders below `out` that the table is made of."""
+def to_dict(
+    recipe: Recipe, lines: Sequence[Line], outcomes: Sequence[Outcome], floor: Floor, out: Path
+) -> dict[str, Any]:
+    """For JSON; `runs` are the folders below `out` that the table is made of, `floors` are by target and seed."""
     failed = [{"method": o.method, "target": o.target, "seed": o.seed, "why": o.failure} for o in outcomes if o.failure]
     table = [dataclasses.asdict(line) for line in lines]
-    runs = [o.folder.relative_to(out).as_posix() for o in outcomes if not o.failure]
+    done = [o for o in outcomes if not o.failure]
+    runs = [o.folder.relative_to(out).as_posix() for o in done]
+    noise = {o.folder.parent: (floor[o.target, o.seed], o.at("retrained")) for o in done if (o.target, o.seed) in floor}
+    floors = {place.relative_to(out).as_posix(): _spread(_gaps([pair]))[0] for place, pair in noise.items()}
     first = next((line.method for line in lines if line.phase == "recovered" and line.runs), None)
-    found = {"table": table, "first": first, "failed": failed, "runs": runs}
+    found = {"table": table, "first": first, "failed": failed, "runs": runs, "floors": floors}
     return {"schema": 1, "recipe": recipe.to_dict(), **found}

@@ -151,7 +151,7 @@ def compare(
     """Run every method for several leaving clients and seeds, and print the table with the gaps to Retrain."""
     from fedquit.compare import chosen_methods, parse_targets
     from fedquit.compare import compare as compare_methods
-    from fedquit.comparison import to_dict
+    from fedquit.files import read_json
     from fedquit.report import write_report
 
     _set_threads(recipe)
@@ -162,7 +162,7 @@ def compare(
         )
     write_report([out], out / "report.html")
     if as_json:
-        typer.echo(json.dumps(to_dict(recipe, lines, outcomes, out)))
+        typer.echo(json.dumps(read_json(out / "comparison.json")))
     else:
         _print_comparison(recipe, lines, out)
     if any(o.failure for o in outcomes):
@@ -192,7 +192,7 @@ def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
             table.add_row(line.method, "failed", *[""] * (len(heads) - 1))
             continue
         cells = [_with_gap(line, m) for m in shown]
-        average = "" if line.avg_gap is None else f"{line.avg_gap:.1f}"
+        average = "" if line.avg_gap is None else f"{_mark(line, 'avg_gap')}{line.avg_gap:.1f}"
         before = f"{line.unlearned['test_acc']:.0f}/{line.unlearned['forget_acc']:.0f}" if line.unlearned else ""
         rounds = "" if line.recovery_rounds is None else f"{line.recovery_rounds:.1f}"
         saved = [_times(line, s) for s in (line.bytes_saved, line.epochs_saved, line.flops_saved)]
@@ -282,9 +282,12 @@ def _with_gap(line: Line, metric: str) -> str:
         return ""
     if metric not in line.gaps:
         return f"{line.means[metric]:.1f}"
-    mark = "≈" if metric in line.inside_floor else ""
     spread = f"±{line.deviations[metric]:.1f}" if metric in line.deviations else ""
-    return f"{line.means[metric]:.1f} ({mark}{line.gaps[metric]:.1f}{spread})"
+    return f"{line.means[metric]:.1f} ({_mark(line, metric)}{line.gaps[metric]:.1f}{spread})"
+
+
+def _mark(line: Line, gap: str) -> str:
+    return "≈" if gap in line.inside_floor else ""
 
 
 def _times(line: Line, saved: float | None) -> str:

@@ -6,15 +6,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedquit.report.reading import GAPS, Comparison, Found, Row, Run
-from fedquit.report.tables import grouped
+from fedquit.report.reading import GAPS, Comparison, Found, Part, Row, Run, mean
+from fedquit.report.tables import Group, grouped, once
 from fedquit.report.words import DASH
 
-_HEADS = ("Method", "Requests", *GAPS.values(), "Avg. gap", "Rounds", "Communication", "Computation")
+_SHOWN = {"test_acc": "Test", **GAPS}
+_HEADS = ("Method", "Requests", *_SHOWN.values(), "Avg. gap", "Rounds", "Communication", "Computation")
 
 
 def flat_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -47,7 +48,7 @@ def to_json(found: Found) -> str:
 
 def _said(found: Comparison) -> dict[str, Any]:
     """What a comparison says; its floors and runs are in the other tables."""
-    return {k: v for k, v in asdict(found).items() if k not in ("floors", "runs")}
+    return {k: v for k, v in asdict(found).items() if k not in ("floors", "own_floors", "runs")}
 
 
 def to_md(found: Found) -> str:
@@ -88,19 +89,44 @@ _NOTE = (
 
 
 def _lines(runs: Sequence[Run], safe: Callable[[str], str]) -> list[list[str]]:
-    return [_line(group.summary(), safe) for group in grouped(runs)]
+    groups = grouped(runs)
+    methods = [group.summary() for group in groups]
+    every = [part for group in groups for part in group.parts]
+    return [*_yardsticks(every, methods), *(_line(found, safe) for found in methods)]
+
+
+def _yardsticks(every: Sequence[Part], methods: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Original and Retrain, which serve all methods, and how far two Retrains lie apart."""
+    known = Group("", once(every))
+    lines = []
+    for name, phase in (("Original", "original"), ("Retrain", "retrained")):
+        levels = {k: mean(part.get(phase, k) for part in known.parts) for k in _SHOWN}
+        apart = {k: mean(known.deltas(k, phase)) if phase == "original" else None for k in _SHOWN}
+        average = DASH if None in (each := [apart[k] for k in GAPS]) else f"{mean(each):.1f}"
+        cells = [_number(levels[k]) + ("" if apart[k] is None else f" ({apart[k]:.1f})") for k in _SHOWN]
+        lines.append([name, str(len(known.parts)), *cells, average, *[DASH] * 3])
+    floors = {k: mean(found[f"{k}_floor"] for found in methods) for k in _SHOWN}
+    if any(floor is not None for floor in floors.values()):
+        average = _number(mean(found["avg_gap_floor"] for found in methods))
+        cells = [DASH if floor is None else f"({floor:.1f})" for floor in floors.values()]
+        lines.append(["Retrain again", str(len(known.parts)), *cells, average, *[DASH] * 3])
+    return lines if known.parts else []
+
+
+def _number(value: float | None) -> str:
+    return DASH if value is None else f"{value:.1f}"
 
 
 def _line(found: dict[str, Any], safe: Callable[[str], str]) -> list[str]:
     def plain(key: str) -> str:
-        return DASH if found[key] is None else f"{found[key]:.1f}"
+        return _number(found[key])
 
     def star(key: str) -> str:
         gap, floor = found[key], found[f"{key}_floor" if key == "avg_gap" else key.replace("_gap", "_floor")]
         return "*" if gap is not None and floor is not None and gap <= floor else ""
 
     cells = [safe(found["method"]), str(found["requests"])]
-    for key in GAPS:
+    for key in _SHOWN:
         spread = "" if found[f"{key}_gap_std"] is None else f" ± {found[f'{key}_gap_std']:.1f}"
         missing = found[f"{key}_gap"] is None
         cells.append(plain(key) + ("" if missing else f" ({plain(f'{key}_gap')}{spread}{star(f'{key}_gap')})"))

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -320,21 +323,39 @@ def radar(methods: Mapping[str, Sequence[Part]], name: str) -> Drawn | None:
     )
 
 
+@dataclass(frozen=True)
+class _AtV:
+    """One request that a fixed teacher served."""
+
+    v: float
+    gap: float
+    rounds: float
+    data: str  # a line joins requests on the same data only
+
+
+_NEIGHBOURS = {"min": "the least logit", "entropy": "v*"}  # teachers that have no v of their own, but a gap
+
+
 def over_v(runs: Sequence[Run], name: str) -> Drawn | None:
     """The gap in forget accuracy by the value that the fixed teacher gives to the true class."""
-    points, density = [], None
+    points, density = list[_AtV](), None
+    others: dict[str, list[float]] = {}
     for run in runs:
-        v = number(run.options.get("v", 0.0)) if run.options.get("teacher") == "fixed" else None
+        teacher, data = run.options.get("teacher", "min"), json.dumps(run.recipe.get("data"), sort_keys=True)
         for part in run.requests:
-            gap = part.gap("recovered")
-            if v is not None and gap is not None:
-                points.append((v, gap, part.get("recovered", "rounds") or 0.0))
+            gap, v = part.gap("recovered"), number(run.options.get("v", 0.0))
+            if gap is not None and teacher == "fixed" and v is not None:
+                points.append(_AtV(v, gap, part.get("recovered", "rounds") or 0.0, data))
                 density = density or density_of(part.row("original"), "true_logits")
-    if len({v for v, *_ in points}) < 2:
+            elif gap is not None and part.method == "fedquit" and teacher in _NEIGHBOURS:
+                others.setdefault(_NEIGHBOURS[teacher], []).append(gap)
+    if len({p.v for p in points}) < 2:
         return None
-    points.sort()
-    most = max(rounds for *_, rounds in points) or 1.0
+    points.sort(key=lambda p: (p.v, p.gap))
+    levels = {label: mean(gaps) or 0.0 for label, gaps in others.items()}
     logits = next((d for k, d in density.items() if k != "edges"), None) if density else None
+    low, high = _around(points, density["edges"] if density and logits else [])
+    beyond = sorted({p.v for p in points if not low <= p.v <= high})
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -345,26 +366,57 @@ def over_v(runs: Sequence[Run], name: str) -> Drawn | None:
             behind.set_ylim(0, 1.15 * max(logits))
             axes.set_zorder(behind.get_zorder() + 1)
         axes.axhline(0, color=SOFT, linewidth=1.2, linestyle=(0, (5, 3)), label="Retrain")
-        line = sorted({v: mean(g for w, g, _ in points if w == v) or 0.0 for v, *_ in points}.items())
-        axes.plot([v for v, _ in line], [g for _, g in line], color=FORGET, linewidth=1.2)
-        sizes = [25 + 200 * rounds / most for *_, rounds in points]
-        axes.scatter([p[0] for p in points], [p[1] for p in points], s=sizes, color=FORGET, alpha=0.75, label="gap")
+        for i, (label, level) in enumerate(levels.items(), 2):
+            look = style(i)
+            axes.axhline(level, color=look["color"], linewidth=1.2, linestyle=(0, (2, 2)), label=label)
+        inside = [p for p in points if p.v not in beyond]
+        for data in sorted({p.data for p in inside}):
+            line = _line_through([p for p in inside if p.data == data])
+            axes.plot(list(line), list(line.values()), color=FORGET, linewidth=1.2)
+        _dots(axes, inside, "o", [p.v for p in inside], points)
+        left, right = [p for p in points if p.v < low], [p for p in points if p.v > high]
+        _dots(axes, left, "<", [low] * len(left), points)
+        _dots(axes, right, ">", [high] * len(right), points)
         axes.margins(x=0.08, y=0.18)
         axes.set_xlabel("v, the true class’s logit in the teacher")
         axes.set_ylabel("forget gap (points)")
 
-    told = (f"v {v:g}: {signed(gap)} points after {rounds:g} rounds." for v, gap, rounds in points)
+    told = [f"v {p.v:g}: {signed(p.gap)} points after {p.rounds:g} rounds." for p in points]
+    told += [f"Teacher with {label}: {signed(level)} points." for label, level in levels.items()]
     behind = (
         "The grey area is the density of Original’s true-class logits."
         if logits
         else "The density of Original’s true-class logits is not in these results."
     )
+    edge = f" Triangles at the edge: v {', '.join(f'{v:g}' for v in beyond)}, far outside." if beyond else ""
     return Drawn(
         "Gap in forget accuracy by v",
         draw(name, paint, legend=3),
         f"Gap in forget accuracy to Retrain by v, the fixed teacher’s logit of the true class. {' '.join(told)}",
-        f"Larger dots took more rounds of recovery. {behind}",
+        f"Larger dots took more rounds of recovery. {behind}{edge}",
     )
+
+
+def _around(points: Sequence[_AtV], edges: Sequence[float]) -> tuple[float, float]:
+    """From where to where v is drawn: around the logits, so that one extreme value does not hide them."""
+    if not edges:
+        return points[0].v, points[-1].v
+    span = edges[-1] - edges[0]
+    near = [p.v for p in points if edges[0] - span <= p.v <= edges[-1] + span]
+    return min(edges[0], *near), max(edges[-1], *near)
+
+
+def _line_through(points: Sequence[_AtV]) -> dict[float, float]:
+    """The mean gap at each v."""
+    return {v: statistics.fmean(p.gap for p in points if p.v == v) for v in sorted({p.v for p in points})}
+
+
+def _dots(axes: Axes, some: Sequence[_AtV], marker: str, at: Sequence[float], points: Sequence[_AtV]) -> None:
+    if some:
+        most = max(p.rounds for p in points) or 1.0
+        sizes = [25 + 200 * p.rounds / most for p in some]
+        label = "gap" if marker == "o" else None
+        axes.scatter(at, [p.gap for p in some], s=sizes, color=FORGET, alpha=0.75, marker=marker, label=label)
 
 
 def label_counts(found: object) -> dict[str, dict[str, float]]:

@@ -14,7 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fedquit.report import figures, tables
 from fedquit.report.drawing import Drawn
 from fedquit.report.reading import PHASES, Comparison, Failed, Found, Part, Row, Run, mean_part, number
-from fedquit.report.words import NBSP, fixed, sentences, sentences_over, signed
+from fedquit.report.summary import sentences_over
+from fedquit.report.words import NBSP, fixed, sentences, signed
 
 FEW = 3  # up to so many requests get their own two sentences
 MANY = 6  # with more runs, figures show the mean of each method, and the runs are folded away
@@ -26,12 +27,12 @@ def page(found: Found) -> str:
     runs = found.runs
     requests = [(run, part) for run in runs for part in run.requests]
     names, folders = _names(runs), {run.folder for run in runs}
+    groups = tables.grouped(runs)
     if len(requests) <= FEW:
         short = [(_label(names[run], run, part, len(requests)), sentences(part)) for run, part in requests]
     else:
-        short = [("", sentences_over([part for _, part in requests], len(runs)))]
+        short = [("", sentences_over(groups))]
     many = len(runs) > MANY
-    groups = tables.grouped(runs)
     environment = Environment(
         loader=PackageLoader("fedquit"),
         autoescape=True,
@@ -92,8 +93,8 @@ def _together(runs: Sequence[Run], groups: Sequence[tables.Group]) -> dict[str, 
     drawn = [figures.radar(parts, "all-radar"), figures.over_v(runs, "all-v")]
     federations = {json.dumps(figures.label_counts(run.clients), sort_keys=True) for run in runs}
     drawn += [figures.labels_by_client(runs, "all-labels")] if len(federations) == 1 else []
-    shown = [tables.gaps(groups), tables.distances(groups), tables.by_client(groups) if groups else None]
-    shown += [tables.budgets(groups), tables.costs(groups)]
+    shown = [tables.gaps(groups), tables.thresholds(groups), tables.distances(groups)]
+    shown += [tables.by_client(groups) if groups else None, tables.budgets(groups), tables.costs(groups)]
     return {"figures": [d for d in drawn if d], "tables": [t for t in shown if t]}
 
 

@@ -16,7 +16,14 @@ from typing import Any
 from fedquit.errors import StoreError
 
 SCHEMA = 1
+OWN = "this request"  # among floors: that of the request itself, not the mean over a comparison
 PHASES = {"original": "Original", "retrained": "Retrained", "unlearned": "Unlearned", "recovered": "Recovered"}
+THRESHOLDS = {
+    "mia_song_correctness": "Correctness",
+    "mia_song_confidence": "Confidence",
+    "mia_song_entropy": "Entropy",
+    "mia_song_modified_entropy": "Modified entropy",
+}
 GAPS = {"retain_acc": "Retain", "forget_acc": "Forget", "mia_song_svc": "MIA Song", "mia_yeom": "MIA Yeom"}
 
 Row = Mapping[str, Any]
@@ -85,6 +92,7 @@ class Comparison:
     many: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by method: what needs many models
     failed: Sequence[Failed] = ()
     floors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by method, "" for all
+    own_floors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by "seed-0/client-2"
     runs: Sequence[str] | None = None  # folders below its own; None: all that are there
 
 
@@ -116,16 +124,19 @@ def _inside(folder: Path, found: Comparison) -> list[Path]:
 
 
 def _runs(folders: Sequence[Path]) -> list[Run]:
-    floors: dict[Path, Mapping[str, Mapping[str, float]]] = {}
+    found: dict[Path, Comparison] = {}
     runs = []
     for folder in folders:
         here = folder.resolve()
         top = here.parents[2] if len(here.parents) > 2 else here
         beside = here.parent.name.startswith("client-") and here.parents[1].name.startswith("seed-")
-        if beside and top not in floors:
-            floors[top] = _comparison(top).floors
+        if beside and top not in found:
+            found[top] = _comparison(top)
         name = "/".join(here.parts[-3:]) if beside else here.name
-        runs.append(Run(name, load_results(folder), floors.get(top, {}) if beside else {}))
+        floors = dict(found[top].floors) if beside else {}
+        if beside and (own := found[top].own_floors.get("/".join(here.parts[-3:-1]))):
+            floors[OWN] = own
+        runs.append(Run(name, load_results(folder), floors))
     return runs
 
 
@@ -148,6 +159,7 @@ def _comparison(folder: Path) -> Comparison:
         {str(line.get("method")): many for line in lines if (many := _numbers(line.get("references")))},
         [f for one in _listed(found.get("failed")) if (f := _failed(one))],
         _floors(found, lines),
+        _own_floors(found.get("floors")),
         [r for r in runs if isinstance(r, str)] if isinstance(runs, list) else None,
     )
 
@@ -189,6 +201,11 @@ def _floors(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> dic
         else:
             floors[str(line.get("method"))] = _floor(line.get("floor"))
     return {name: floor for name, floor in floors.items() if floor}
+
+
+def _own_floors(found: object) -> dict[str, dict[str, float]]:
+    """The noise floor of each target and seed, by the folder in which its runs lie."""
+    return {str(k): floor for k, v in found.items() if (floor := _floor(v))} if isinstance(found, dict) else {}
 
 
 def _floor(found: object) -> dict[str, float]:
@@ -284,13 +301,18 @@ class Part:
         found: dict[str, float] = {}
         for row in self.rows:
             found |= _floor(row.get("floor"))
-        return found or dict(self.floors.get(self.method) or self.floors.get("") or {})
+        return found or dict(self.floors.get(OWN) or self.floors.get(self.method) or self.floors.get("") or {})
+
+    def doubt(self, key: str) -> float | None:
+        """The least gap that one request alone makes a difference: two Retrains of its own may lie close by chance."""
+        known = [f for f in (self.floor.get(key), self.floors.get("", {}).get(key)) if f is not None]
+        return max(known, default=None)
 
     @property
     def who(self) -> str:
         """Whom it is about."""
         clients = self.rows[0]["clients"]
-        some = f"{len(clients)} clients" if len(clients) > 5 else _and("client", clients)
+        some = named("client", clients)
         return f"chosen samples of {some}" if self.rows[0].get("samples") else some
 
     @property
@@ -463,7 +485,10 @@ def mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _and(noun: str, things: Sequence[object]) -> str:
+def named(noun: str, things: Sequence[object]) -> str:
+    """A few by name, many by their number."""
+    if len(things) > 5:
+        return f"{len(things)} {noun}s"
     words = [str(t) for t in things]
     if len(words) == 1:
         return f"{noun} {words[0]}"

@@ -6,14 +6,15 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedquit.report.reading import GAPS, PHASES, Comparison, Pair, Part, Run, affords, mean
+from fedquit.report.reading import GAPS, PHASES, THRESHOLDS, Comparison, Pair, Part, Run, affords, mean
 from fedquit.report.words import DASH, NBSP, fixed, scaled, share, signed
 
 _ASIDE = ("title", "seed", "request", "engine", "method.name")  # in these, runs of one method may differ
+_SHOWN = {"test_acc": "Test", **GAPS}
 COSTS = {
     "bytes": ("Communication", "B"),
     "flops": ("Computing", "FLOP"),
@@ -66,7 +67,7 @@ class Group:
         """Means over the requests, gaps to Retrain, the floor beside them, and the costs."""
         found: dict[str, Any] = {"method": self.label, "requests": len(self.parts)}
         sizes, floors = [], []
-        for key in ("test_acc", *GAPS):
+        for key in ("test_acc", *GAPS, *THRESHOLDS):
             deltas = self.deltas(key)
             floor = mean(part.floor.get(key) for part in self.parts)
             gap = mean(deltas)
@@ -133,9 +134,9 @@ def gaps(groups: Sequence[Group]) -> Table | None:
     """Every method against Retrain."""
     if not any(group.deltas(key) for group in groups for key in GAPS):
         return None
-    shown = {k: head for k, head in GAPS.items() if any(group.deltas(k) for group in groups)}
+    shown = {k: head for k, head in _SHOWN.items() if any(group.deltas(k) for group in groups)}
     every = [part for group in groups for part in group.parts]
-    known = _once(every)
+    known = once(every)
     apart = [mean(Group("", known).deltas(key, "original")) for key in GAPS]
     lines = [
         Line("Retrain", [Cell(str(len(known))), *(_level(known, "retrained", k) for k in shown), Cell(DASH)]),
@@ -168,11 +169,34 @@ def gaps(groups: Sequence[Group]) -> Table | None:
         ["Method", "Requests", *shown.values(), "Avg. gap"],
         lines,
         "Gap: mean absolute difference to the Retrain of the same request, ± its standard deviation over requests; "
-        f"Avg. gap: the mean of all four. {judged}",
+        f"Avg. gap: the mean of the last four. {judged}",
     )
 
 
-def _once(parts: Sequence[Part]) -> list[Part]:
+def thresholds(groups: Sequence[Group]) -> Table | None:
+    """Song's attacks with a threshold for each class."""
+    shown = {k: head for k, head in THRESHOLDS.items() if any(group.deltas(k) for group in groups)}
+    if not shown:
+        return None
+    known = once([part for group in groups for part in group.parts])
+    lines = [
+        Line(name, [_level(known, phase, k) for k in shown])
+        for name, phase in (("Retrain", "retrained"), ("Original", "original"))
+    ]
+    for group in groups:
+        found = group.summary()
+        cells = [(found[f"{k}_gap"], found[f"{k}_floor"], found[f"{k}_gap_std"], fixed(found[k])) for k in shown]
+        lines.append(Line(group.label, [_gap_cell(*cell) for cell in cells]))
+    return Table(
+        "Attacks with a threshold for each class",
+        "Gaps to Retrain after recovery, in points; below, the forget data taken for training data, in percent",
+        ["Method", *shown.values()],
+        lines,
+        "Song and Mittal’s attacks: what counts as a member is learnt for each class from retained and test data.",
+    )
+
+
+def once(parts: Sequence[Part]) -> list[Part]:
     """Original and Retrain serve all methods: each request once."""
     found: dict[str, Part] = {}
     for part in parts:
@@ -207,7 +231,7 @@ def costs(groups: Sequence[Group]) -> Table | None:
         in_seconds = kind == "seconds" and value is not None
         return Cell(f"{fixed(value)}{NBSP}s" if in_seconds else scaled(value, COSTS[kind][1]))
 
-    known = _once([part for group in groups for part in group.parts])
+    known = once([part for group in groups for part in group.parts])
     lines = [Line("Retrain", [amount(mean(p.cost("retrained", k) for p in known), k) for k in shown])]
     for group in groups:
         lines.append(Line(group.label))
@@ -315,26 +339,28 @@ def by_client(groups: Sequence[Group]) -> Table | None:
     lines = []
     for who in sorted(whom, key=lambda w: (len(w), w)):
         mine = [[p for p in group.parts if _name(p) == who] for group in groups]
-        gold = mean(p.get("retrained", "forget_acc") for p in _once([p for parts in mine for p in parts]))
+        gold = mean(p.get("retrained", "forget_acc") for p in once([p for parts in mine for p in parts]))
         lines.append(Line(who, [Cell(fixed(gold)), *(_client_cell(parts) for parts in mine)]))
     return Table(
         "Client by client",
         "Recovered forget accuracy less Retrain’s, in points",
         ["Forgotten", "Retrain (%)", *(group.label for group in groups)],
         lines,
-        "Means over seeds. Above zero something may be left, below zero the data is treated worse than unseen data.",
+        "Means over seeds. Above zero something may be left, below zero the data is treated worse than unseen data. No "
+        "difference: no larger than between two Retrains, of this client or of all on average, whichever differ more.",
     )
 
 
 def distances(groups: Sequence[Group]) -> Table | None:
     """What else tells a method from Retrain, beyond the gaps that the paper reports."""
     makers: dict[str, Callable[[Group], Cell]] = {
-        "Tug\u2011of\u2011War": lambda g: Cell(fixed(mean(map(_tug_of_war, g.parts)), 3)),
+        "Tug\u2011of\u2011War": lambda g: _tug_cell(g, "forget_acc"),
+        "Tug\u2011of\u2011War, MIA": lambda g: _tug_cell(g, "mia_yeom"),
         "JS divergence": lambda g: _beside(g, "forget_js", mean(p.floor.get("forget_js") for p in g.parts), "floor"),
         "Two snapshots, AUC": lambda g: _beside(
             g, "leakage_auc", mean(p.get("retrained", "leakage_auc") for p in g.parts), "Retrain"
         ),
-        "Relearning, × Retrain": lambda g: _beside(g, "relearn_ratio", None, ""),
+        "Relearning, × Retrain": _relearning,
     }
     made = {head: [make(group) for group in groups] for head, make in makers.items()}
     shown = {head: cells for head, cells in made.items() if any(cell.text != DASH for cell in cells)}
@@ -346,17 +372,39 @@ def distances(groups: Sequence[Group]) -> Table | None:
         "After recovery; means over requests",
         ["Method", *shown],
         lines,
-        "Tug-of-War: 1 is alike in forget, retain and test accuracy. JS divergence: between the predictions on the "
+        "Tug-of-War: 1 is alike in forget, retain and test accuracy (MIA: with Yeom’s attack in place of the forget "
+        "accuracy). JS divergence: between the predictions on the "
         "forget data, in nats; the floor is that of two Retrains. Two snapshots: what somebody learns who holds the "
         "model before and after; 0.5 is nothing, and Retrain gives away something as well."
         + (" Relearning: below 1, knowledge was left." if "Relearning, × Retrain" in shown else ""),
     )
 
 
-def _tug_of_war(part: Part) -> float | None:
-    gaps = [part.gap("recovered", key) for key in ("forget_acc", "retain_acc", "test_acc")]
-    known = [1 - abs(gap) / 100 for gap in gaps if gap is not None]
-    return math.prod(known) if len(known) == len(gaps) else None
+def _tug_cell(group: Group, first: str) -> Cell:
+    keys = (first, "retain_acc", "test_acc")
+    value = mean(_tug_of_war(part.gap("recovered", key) for key in keys) for part in group.parts)
+    floor = mean(_tug_of_war(part.floor.get(key) for key in keys) for part in group.parts)
+    if value is None or floor is None:
+        return Cell(fixed(value, 3))
+    inside = value >= floor
+    return Cell(fixed(value, 3), (f"floor {fixed(floor, 3)}{': no difference' if inside else ''}",), inside)
+
+
+def _tug_of_war(gaps: Iterable[float | None]) -> float | None:
+    each = [None if gap is None else 1 - abs(gap) / 100 for gap in gaps]
+    known = [one for one in each if one is not None]
+    return math.prod(known) if len(known) == len(each) else None
+
+
+def _relearning(group: Group) -> Cell:
+    """The mean, and whether it is one: where the forgotten did not come back in time, there is only a bound."""
+    cell = _beside(group, "relearn_ratio", None, "")
+    bounds = {part.row("recovered").get("relearn_bound") for part in group.parts}
+    sign = {"at least": "≥ ", "at most": "≤ "}
+    signs = [sign[b] for b in bounds if b in sign]
+    if cell.text == DASH or not signs:
+        return cell
+    return Cell((signs[0] if len(signs) == 1 else "about ") + cell.text, ("a bound",))
 
 
 def _beside(group: Group, key: str, other: float | None, word: str) -> Cell:
@@ -438,8 +486,10 @@ def many_models(found: Comparison) -> Table | None:
 
 
 def _client_cell(parts: Sequence[Part]) -> Cell:
-    gap, floor = mean(p.gap("recovered") for p in parts), mean(p.floor.get("forget_acc") for p in parts)
-    inside = gap is not None and floor is not None and abs(gap) <= floor
+    """The mean with its sign; seeds that lie on either side of Retrain do not make up for each other."""
+    gap = mean(p.gap("recovered") for p in parts)
+    size, floor = mean(Group("", list(parts)).deltas("forget_acc")), mean(p.doubt("forget_acc") for p in parts)
+    inside = size is not None and floor is not None and size <= floor
     return Cell(signed(gap), ("no difference",) if inside else (), inside)
 
 

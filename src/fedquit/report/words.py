@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from fedquit.report.reading import Part
 
@@ -108,7 +107,7 @@ def _price(part: Part) -> str:
     return f"The price of forgetting: the retained clients’ loss {'rose' if price > 0 else 'fell'} by {abs(price):.3f}"
 
 
-_VERDICTS = {
+VERDICTS = {
     "no trace": "no trace of it shows against data of the same clients that never trained",
     "remembered": "it is still told from data of the same clients that never trained",
     "over-unlearned": "it is treated worse than data of the same clients that never trained, which gives it away, too",
@@ -118,54 +117,15 @@ _VERDICTS = {
 def how_sure(part: Part) -> str:
     """From the hold-out and the noise floor, or that neither is there."""
     told = []
-    verdict = _VERDICTS.get(str(part.row("recovered").get("holdout_verdict")))
+    verdict = VERDICTS.get(str(part.row("recovered").get("holdout_verdict")))
     auc, low, high = (part.get("recovered", k) for k in ("auc", "auc_low", "auc_high"))
     if verdict and auc is not None:
         interval = f", 95{NBSP}% interval {low:.3f} to {high:.3f}" if low is not None and high is not None else ""
         told.append(f"{verdict} (AUC {auc:.3f}{interval})")
-    gap, floor = part.gap("recovered"), part.floor.get("forget_acc")
+    gap, floor = part.gap("recovered"), part.doubt("forget_acc")
     if gap is not None and floor is not None:
         inside = "is not a difference" if abs(gap) <= floor else "is more than chance explains"
         told.append(f"two Retrains differ by {floor:.1f} points, so that the gap {inside}")
-    if told:
-        return f"how sure: {', and '.join(told)}"
-    return "how sure is open, without a hold-out or a second Retrain to compare with"
-
-
-def sentences_over(parts: Sequence[Part], runs: int) -> str:
-    """The same over many requests, as ranges."""
-
-    def over(phase: str, key: str) -> str:
-        return ranged((p.get(phase, key) for p in parts), unit=f"{NBSP}%")
-
-    gaps = [abs(g) for p in parts if (g := p.gap("recovered")) is not None]
-    prices = [v for p in parts if (v := p.get("unlearned", "price_of_forgetting")) is not None]
-    paid = f"between {signed(min(prices), 3)} and {signed(max(prices), 3)}" if prices else "not measured"
-    sent = [v for p in parts if (v := p.share("bytes")) is not None]
-    cost = f" with {ranged(sent, unit=f'{NBSP}%')} of Retrain’s communication" if sent else ""
-    return (
-        f"Over {len(parts)} requests in {count(runs, 'run')}, unlearning took the accuracy on the data to forget from "
-        f"{over('original', 'forget_acc')} to {over('unlearned', 'forget_acc')}; after recovery it is "
-        f"{over('recovered', 'forget_acc')}, and its distance to Retrain, which never saw that data, is "
-        f"{ranged(gaps)} points. The price of forgetting (the change of the retained clients’ loss) was {paid}, "
-        f"recovery took {ranged((p.get('recovered', 'rounds') for p in parts), 0)} rounds{cost}, and test accuracy "
-        f"ended at {over('recovered', 'test_acc')}, against Retrain’s {over('retrained', 'test_acc')}; "
-        f"{_how_sure_over(parts)}."
-    )
-
-
-def _how_sure_over(parts: Sequence[Part]) -> str:
-    verdicts = Counter(str(v) for p in parts if (v := p.row("recovered").get("holdout_verdict")) in _VERDICTS)
-    told = []
-    if verdicts:
-        told.append(
-            f"against data of the same clients that never trained, {verdicts['no trace']} of {verdicts.total()} show "
-            f"no trace, {verdicts['remembered']} are remembered and {verdicts['over-unlearned']} over-unlearned"
-        )
-    floors = [(p.gap("recovered"), p.floor.get("forget_acc")) for p in parts]
-    judged = [abs(gap) <= floor for gap, floor in floors if gap is not None and floor is not None]
-    if judged:
-        told.append(f"{sum(judged)} of {len(judged)} gaps are no larger than between two Retrains")
     if told:
         return f"how sure: {', and '.join(told)}"
     return "how sure is open, without a hold-out or a second Retrain to compare with"
