@@ -19,8 +19,9 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not faults"
 
+# With the slow ones, which `make test` leaves out.
 test-all: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not faults"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not faults"
 
 # Real federations on this machine whose processes are killed: mostly waiting, so two at a time. A quarter of an hour.
 test-faults: setup
