@@ -236,7 +236,7 @@ def test_budgets_are_summed_up_over_the_runs_that_they_pay_for(
     assert later["forget_acc_gap"] >= 0
     _print_comparison(given, lines, tmp_path)
     said = capsys.readouterr().out
-    assert "Within a share of Retrain's bytes" in said
+    assert "within a share of Retrain's bytes" in said
     assert "out of reach" in said
 
 

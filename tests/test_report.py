@@ -157,7 +157,10 @@ def test_many_requests_are_told_by_the_method_that_came_nearest(tmp_path: Path) 
     closer[2] |= {"method": "pga", "price_of_forgetting": -0.5}
     html = report(tmp_path, results(), results(closer), results(), results())
     said = text_of(html).replace("\u00a0", " ")
-    assert "Asked to forget client 2, of 2 methods pga came nearest to Retrain: it took" in said
+    assert (
+        "Asked to forget client 2, of 2 methods “pga” came nearest to Retrain, by a gap in forget accuracy of" in said
+    )
+    assert "of 0.0 points (then fedquit 20.0): it took the accuracy" in said
     assert (
         "from 15.6 % to 35.6 %; after recovery it is 25.6 %, where Retrain, which never saw that data, has 25.6 %"
         in said

@@ -126,20 +126,11 @@ def with_budgets(found: dict[str, Any]) -> dict[str, Any]:
 def test_fixed_budgets_have_a_table_of_their_own(tmp_path: Path) -> None:
     html = report(tmp_path, with_budgets(with_floor(full())))
     found = table(html, "Fixed budgets")
-    assert found[0] == [
-        "Method, budget",
-        "Spent",
-        "Rounds",
-        "Test",
-        "Retain",
-        "Forget",
-        "MIA Song",
-        "MIA Yeom",
-        "Avg. gap",
-    ]
+    assert found[0] == ["Method", "Spent", "Test", "Retain", "Forget", "MIA Song", "MIA Yeom", "Avg. gap"]
     assert found[1] == ["fedquit"]
-    assert [line[:3] for line in found[2:]] == [["5 %", "4.0 %", "3"], ["50 %", "49.0 %", "60"]]
-    assert found[3][5] == "54.4 80.0 floor 1.0", "the recovery goes on past Retrain's accuracy, and so does the gap"
+    assert [line[:2] for line in found[2:]] == [["5 %", "4.0 % 3 rounds"], ["50 %", "49.0 % 60 rounds"]]
+    assert found[3][3] == "≈20.0 44.5"
+    assert found[3][4] == "54.4 80.0", "the recovery goes on past Retrain's accuracy, and so does the gap"
     said = text_of(html).replace("\u00a0", " ")
     assert "within budgets of 5 %: 23.0/43.4, 10 %: 35.6/33.4" in said, "what was measured goes before the curve"
     assert "50 %: 80.0/43.4." in said
@@ -154,7 +145,7 @@ def test_a_budget_that_does_not_pay_for_the_unlearning_is_out_of_reach(tmp_path:
     dear = with_budgets(full("mode", client=1))
     dear["rows"][4]["budget_spent"] = 0.2
     html = report(tmp_path, dear)
-    assert table(html, "Fixed budgets")[2][:4] == ["5 %", "20.0 %", "out of reach", "–"]
+    assert table(html, "Fixed budgets")[2][:3] == ["5 %", "20.0 % out of reach", "–"]
     assert "5 %: out of reach" in text_of(html).replace("\u00a0", " ")
     found = json.loads(written(tmp_path, "json", with_budgets(full()), full("pga")))
     assert found["summary"][0]["budgets"]["0.5"]["forget_acc"] == 80.0
@@ -499,7 +490,7 @@ def test_many_runs_are_shown_as_means_and_folded_away(tmp_path: Path) -> None:
     assert html.count("<summary id=") == 8 + 1
     said = text_of(html).replace("\u00a0", " ")
     assert (
-        "Asked to forget clients 0, 1, 2 and 3 (one by one, on average over 4 requests), of 2 methods fedquit came"
+        "Asked to forget clients 0, 1, 2 and 3 (one by one, on average over 4 requests), of 2 methods “fedquit” came"
         in said
     )
     assert "4 of 4 show no trace" in said

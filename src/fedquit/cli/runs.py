@@ -215,7 +215,7 @@ def _print_budgets(lines: list[Line]) -> None:
     if not known:
         return
     shares = sorted({float(share) for line in known for share in line.budgets})
-    table = Table(title="Within a share of Retrain's bytes: Avg. gap (test accuracy)", **LOOK)
+    table = Table(title="Avg. gap (test) within a share of Retrain's bytes", **LOOK)
     table.add_column("method", no_wrap=True)
     for share in shares:
         table.add_column(f"{share:.0%}", justify="right", no_wrap=True)

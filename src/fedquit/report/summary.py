@@ -11,6 +11,8 @@ from fedquit.report.reading import Part, mean, named
 from fedquit.report.tables import Group
 from fedquit.report.words import VERDICTS, count, fixed, percent, share, signed
 
+_NAMES = {"avg_gap": "an average gap", "forget_acc_gap": "a gap in forget accuracy"}
+
 
 def sentences_over(groups: Sequence[Group]) -> str:
     """The nearest of several methods stands for them; the tables have the others."""
@@ -18,10 +20,15 @@ def sentences_over(groups: Sequence[Group]) -> str:
     if not judged:
         return "None of these requests has a Retrain to compare with; the tables tell what was measured."
     by = "avg_gap" if all(found["avg_gap"] is not None for _, found in judged) else "forget_acc_gap"
-    best, found = min(judged, key=lambda one: float(one[1][by]))
-    nearest = (
-        f", of {len(judged)} methods {best.label} came nearest to Retrain: it" if len(judged) > 1 else f", {best.label}"
-    )
+    judged.sort(key=lambda one: float(one[1][by]))
+    best, found = judged[0]
+    nearest = f", {best.label}"
+    if len(judged) > 1:
+        others = ", ".join(f"{group.label} {fixed(other[by])}" for group, other in judged[1:3])
+        nearest = (
+            f", of {len(judged)} methods “{best.label}” came nearest to Retrain, by {_NAMES[by]} of "
+            f"{fixed(found[by])} points (then {others}): it"
+        )
     costs = ((found["communication_percent"], "communication"), (found["computation_percent"], "computing"))
     shares = [f"{share(v)} of Retrain’s {what}" for v, what in costs if v is not None]
     price = found["price_of_forgetting"]
@@ -58,7 +65,7 @@ def _how_sure(group: Group, found: dict[str, Any], by: str) -> str:
     """From the noise floor and the hold-out, or that neither is there."""
     told = []
     gap, floor = found[by], found["avg_gap_floor" if by == "avg_gap" else "forget_acc_floor"]
-    what = "the average gap" if by == "avg_gap" else "the gap in forget accuracy"
+    what = f"the {_NAMES[by].partition(' ')[2]}"
     if floor is not None:
         judged = "which is not a difference" if gap <= floor else "which is more than chance explains"
         told.append(f"{what} is {fixed(gap)} points where two Retrains differ by {fixed(floor)}, {judged}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedquit.report.reading import GAPS, PHASES, THRESHOLDS, Comparison, Pair, Part, Run, affords, mean
-from fedquit.report.words import DASH, NBSP, fixed, scaled, share, signed
+from fedquit.report.words import DASH, NBSP, count, fixed, scaled, share, signed
 
 _ASIDE = ("title", "seed", "request", "engine", "method.name")  # in these, runs of one method may differ
 _SHOWN = {"test_acc": "Test", **GAPS}
@@ -258,29 +258,39 @@ def budgets(groups: Sequence[Group]) -> Table | None:
         lines += [Line(f"{100 * b:g}{NBSP}%", _paid_for(parts)) for b, parts in group.bought().items()]
     return Table(
         "Fixed budgets",
-        "After the last round of recovery that a share of Retrain’s communication pays for; gaps to Retrain in points, "
-        "below them the measure itself in percent",
-        ["Method, budget", "Spent", "Rounds", "Test", *GAPS.values(), "Avg. gap"],
+        "Gaps to Retrain, in points, at a share of Retrain’s communication; below, the measure itself in percent",
+        ["Method", "Spent", *_SHOWN.values(), "Avg. gap"],
         lines,
-        "Unlearning counts; out of reach is what unlearning alone costs more than. Recovery goes on past Retrain’s "
-        "accuracy here, so that what comes back with it is seen.",
+        "After the last round of recovery that the share pays for; unlearning counts, and what it alone costs more "
+        "than is out of reach. Recovery goes on past Retrain’s accuracy here, so that what comes back with it is seen. "
+        "≈: inside the noise floor, not a difference.",
     )
 
 
 def _paid_for(parts: Sequence[Part]) -> list[Cell]:
     within = [part for part in parts if affords(part)]
-    spent = Cell(share(mean(100 * s for part in parts if (s := part.get("recovered", "budget_spent")) is not None)))
+    spent = share(mean(100 * s for part in parts if (s := part.get("recovered", "budget_spent")) is not None))
     if not within:
-        return [spent, Cell("out of reach"), *[Cell(DASH)] * (len(GAPS) + 2)]
+        return [Cell(spent, ("out of reach",)), *[Cell(DASH)] * (len(_SHOWN) + 1)]
     found = Group("", within).summary()
-    each = [
-        _gap_cell(found[f"{k}_gap"], found[f"{k}_floor"], found[f"{k}_gap_std"], fixed(found[k]))
-        for k in ("test_acc", *GAPS)
+    notes = [count(_rounded(found["recovery_rounds"]), "round")]
+    notes += [] if len(within) == len(parts) else [f"{len(within)} of {len(parts)} requests"]
+    each = [(found[f"{k}_gap"], found[f"{k}_floor"], fixed(found[k])) for k in _SHOWN]
+    return [
+        Cell(spent, tuple(notes)),
+        *(_marked(*cell) for cell in each),
+        _marked(found["avg_gap"], found["avg_gap_floor"], ""),
     ]
-    rounds = Cell(
-        fixed(found["recovery_rounds"], 0), () if len(within) == len(parts) else (f"{len(within)} of {len(parts)}",)
-    )
-    return [spent, rounds, *each, _gap_cell(found["avg_gap"], found["avg_gap_floor"], None, "")]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _marked(gap: float | None, floor: float | None, level: str) -> Cell:
+    """Shorter than `_gap_cell`, for many columns."""
+    inside = gap is not None and floor is not None and gap <= floor
+    return Cell(f"{'≈' if inside else ''}{fixed(gap)}", (level,) if level else (), inside)
 
 
 def exposure(part: Part) -> Table | None:
