@@ -344,6 +344,18 @@ def test_runs_of_one_method_that_differ_in_a_setting_are_not_averaged(tmp_path: 
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_each_group_has_its_line_however_large_it_is(tmp_path: Path) -> None:
+    found = [full(), full(shift=-25.0)]
+    for one, first in zip(found, (0, 6), strict=True):
+        for row in one["rows"]:
+            row["clients"] = list(range(first, first + 6))
+    html = report(tmp_path, *found)
+    lines = [line[0] for line in table(html, "Client by client")[1:]]
+    assert lines == ["Clients 0, 1, 2, 3, 4 and 5", "Clients 6, 7, 8, 9, 10 and 11"]
+    assert "Asked to forget 6 clients" in text_of(html)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_each_client_has_its_line_where_a_method_served_several(tmp_path: Path) -> None:
     html = report(tmp_path, full(), full(client=3, shift=-25.0), full("pga"))
     assert table(html, "Client by client") == [

@@ -141,7 +141,12 @@ def compare(
     recipe: Recipe,
     out: Annotated[Path, typer.Option(help="The folder of the comparison; the same command goes on where it stopped.")],
     methods: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
-    targets: Annotated[str, typer.Option(help="The clients that leave, one in each run.")] = "0",
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            help="Who leaves: 0,1,2 in turn, 0+1,2+3 together, or all in turn; else 0, or the recipe's group."
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
     references: Annotated[int, typer.Option(help="More seeds of each erasure: RMIA, LiRA, U-LiRA, KLoM, epsilon.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes side by side; 0: one for each core where that pays.")] = 0,
@@ -149,16 +154,17 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run every method for several leaving clients and seeds, and print the table with the gaps to Retrain."""
-    from fedquit.compare import chosen_methods, parse_targets
+    from fedquit.compare import chosen_methods, default_targets, parse_targets
     from fedquit.compare import compare as compare_methods
     from fedquit.comparison import to_dict
     from fedquit.report import write_report
 
     _set_threads(recipe)
     with Bars() as bars:
-        names, clients = chosen_methods(methods), parse_targets(targets)
+        names = chosen_methods(methods)
+        leaving = default_targets(recipe) if targets is None else parse_targets(targets)
         lines, outcomes = compare_methods(
-            recipe, names, clients, seeds, out, overview=bars, cache=cache, references=references, jobs=jobs
+            recipe, names, leaving, seeds, out, overview=bars, cache=cache, references=references, jobs=jobs
         )
     write_report([out], out / "report.html")
     if as_json:
