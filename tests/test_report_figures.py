@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from markupsafe import Markup
 
-from fedquit.errors import StoreError, UnknownNameError
-from fedquit.report import FORMATS, write_report
+from fedquit.errors import InputError, StoreError, UnknownNameError
+from fedquit.report import ENDINGS, FORMATS, write_report
 from test_report import Outline, cells, forget, report, results, store, text_of
 
 FPR = [10 ** (-4 + i / 20) for i in range(81)]
@@ -474,6 +474,24 @@ def test_results_without_rows_or_retrain_do_in_every_format(tmp_path: Path, form
     lone = full()
     lone["rows"] = [row for row in lone["rows"] if row["phase"] != "retrained"]
     assert written(tmp_path, format, results([]), lone)
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_the_ending_of_the_file_tells_the_format(tmp_path: Path, format: str) -> None:
+    asked = written(tmp_path, format, lean(full()))
+    out = tmp_path / f"table{ENDINGS[format].upper()}"
+    write_report([tmp_path / "run-0"], out)
+    assert out.read_text() == asked
+
+
+def test_a_file_that_promises_another_format_is_refused(tmp_path: Path) -> None:
+    folder = store(tmp_path / "run", lean(full()))
+    with pytest.raises(InputError, match=r"ends in \.md, and the format asked for is latex: let it end in \.tex"):
+        write_report([folder], tmp_path / "x.md", "latex")
+    with pytest.raises(InputError, match=r"ends in none of \.html, \.csv, .*: rename it, or give the format"):
+        write_report([folder], tmp_path / "x.pdf")
+    write_report([folder], tmp_path / "x.txt", "md")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("x")] == ["x.txt"]
 
 
 def test_an_unknown_format_names_the_nearest(tmp_path: Path) -> None:

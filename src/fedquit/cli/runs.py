@@ -88,13 +88,15 @@ def demo(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")],
-    format: Annotated[str, typer.Option(help="html, csv, md, latex or json.")] = "html",
+    out: Annotated[Path | None, typer.Option(help="The file to write; else a report in the first folder.")] = None,
+    format: Annotated[str | None, typer.Option(help="html, csv, md, latex or json; else as the file ends.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained page over one run or several, or their table in another format."""
-    from fedquit.report import write_report
+    from fedquit.names import lookup
+    from fedquit.report import ENDINGS, write_report
 
+    out = out or runs[0] / f"report{lookup(ENDINGS, format or 'html', 'format')}"
     write_report(runs, out, format)
     typer.echo(json.dumps({"report": str(out)}) if as_json else f"Report: {out}")
 
