@@ -74,8 +74,11 @@ def test_every_command_speaks_json(recipe: Path, tmp_path: Path) -> None:
     assert {r["seed"] for r in json.loads(run.stdout)["rows"]} == {3}
     report = fedquit("report", "runs/a", "--out", "r.html", "--json", where=tmp_path)
     assert json.loads(report.stdout) == {"report": "r.html"}
-    assert fedquit("report", "runs/a", "--out", "r.csv", "--format", "csv", where=tmp_path).returncode == 0
+    assert fedquit("report", "runs/a", "--out", "r.csv", where=tmp_path).returncode == 0
     assert (tmp_path / "r.csv").read_text().count("\n") >= 4
+    (tmp_path / "runs/a/report.html").unlink()
+    assert fedquit("report", "runs/a", where=tmp_path).stdout == "Report: runs/a/report.html\n"
+    assert (tmp_path / "runs/a/report.html").read_text().startswith("<!doctype html>")
     sweep = fedquit("sweep", str(recipe), "--out", "runs/s", "--lr", "1e-4,1e-2", "--json", where=tmp_path)
     assert [c["lr"] for c in json.loads(sweep.stdout)["rates"]] == [0.0, 1e-4, 1e-2]
     recipes = fedquit("list", "recipes", "--json", where=tmp_path)
@@ -102,6 +105,8 @@ def test_every_command_speaks_json(recipe: Path, tmp_path: Path) -> None:
             ],
         ),
         ("losses", ["kl", "ce", "mse", "cosine"]),
+        ("attacks", ["song_svc", "yeom", "song_entropy", "rmia", "ulira"]),
+        ("metrics", ["accuracy", "loss", "gap", "price_of_forgetting", "final_score"]),
         ("datasets", ["fashion_mnist_mini", "digits", "synthetic"]),
         ("models", ["mlp", "cnn"]),
         ("recipes", ["demo"]),
@@ -134,6 +139,12 @@ def test_list_names_them_all_with_a_line_each(
         (["run", "tiny.toml", "--out", "x", "--set", "request.0.clients=[77]"], "client 77 is not in the federation"),
         (["run", "tiny.toml", "--out", "tiny.toml/x"], "cannot write"),
         (["report", "nowhere", "--out", "r.html"], "no results.json in nowhere"),
+        (["report", "nowhere"], "no results.json in nowhere"),
+        (["report", "nowhere", "--format", "htm"], "unknown format 'htm': did you mean 'html'?"),
+        (
+            ["report", "nowhere", "--out", "r.md", "--format", "html"],
+            "r.md ends in .md, and the format asked for is html",
+        ),
         (["sweep", "tiny.toml", "--out", "x", "--set", "data.holdout=0"], "add --set data.holdout=0.2"),
     ],
 )

@@ -21,13 +21,14 @@ import pytest
 
 from fedquit.cli import main
 from fedquit.cli.runs import _print_comparison
-from fedquit.compare import chosen_methods, compare, parse_targets
-from fedquit.comparison import Line, Outcome, summarised
+from fedquit.compare import chosen_methods, compare, default_targets, parse_targets
+from fedquit.comparison import Floor, Line, Outcome, named, summarised
 from fedquit.core import Federation, Request, State, Trained
 from fedquit.data import Dataset, load_dataset
-from fedquit.errors import InputError, UnknownNameError
+from fedquit.errors import FedquitError, InputError, UnknownNameError
 from fedquit.method import Method
 from fedquit.methods import METHODS
+from fedquit.report import write_report
 from fedquit.side_by_side import SideBySide, WorkerLostError
 from fedquit.training import Silent
 from worlds import TINY, tiny
@@ -235,7 +236,7 @@ def test_budgets_are_summed_up_over_the_runs_that_they_pay_for(
     assert 0.5 < later["spent"] <= 0.9
     assert later["forget_acc_gap"] >= 0
     _print_comparison(given, lines, tmp_path)
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "within a share of Retrain's bytes" in said
     assert "out of reach" in said
 
@@ -247,6 +248,65 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
     after = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
     assert {p: after[p] for p in stamps} == stamps
     assert lines[-1].runs == 4
+
+
+def test_clients_that_leave_together_are_one_target(tmp_path: Path) -> None:
+    methods, watch = ["fedquit", "natural", "test_compare:Breaks"], Quiet()
+    lines, outcomes = compare(recipe(), methods, [(0, 1), (2, 3), 0], 1, tmp_path, overview=watch)
+    assert {tuple(o.rows[0]["clients"]) for o in outcomes if o.rows} == {(0, 1), (2, 3), (0,)}
+    assert [line.runs for line in lines] == [3, 3, 3, 3, 3, 2]
+    assert lines[4].against_first["forget_acc"]["units"] == 3
+    assert watch.titles[0] == "0/12 fedquit, clients 0 and 1, seed 0"
+    folders = {path.name for path in (tmp_path / "seed-0").iterdir()}
+    assert folders == {"clients-0+1", "clients-2+3", "client-0"}
+    written = json.loads((tmp_path / "comparison.json").read_text())
+    assert [(f["target"], f["why"]) for f in written["failed"]] == [([0, 1], "ZeroDivisionError: it does not work")]
+    for known in (written, {k: v for k, v in written.items() if k != "runs"}):
+        (tmp_path / "comparison.json").write_text(json.dumps(known))
+        write_report([tmp_path], tmp_path / "r.html")
+        html = unescape((tmp_path / "r.html").read_text())
+        assert ">Clients 0 and 1<" in html
+        assert ">Clients 2 and 3<" in html
+        assert "(clients 0 and 1, seed 0)" in html
+    write_report([tmp_path / "seed-0/clients-0+1/fedquit"], tmp_path / "r.html")
+    assert "two Retrains differ by" in (tmp_path / "r.html").read_text(), "it finds the comparison above it"
+
+
+def test_a_group_may_take_back_a_part_of_its_samples(tmp_path: Path) -> None:
+    part = [{"clients": [3, 1], "samples": 0.25}]
+    given = recipe(request=part)
+    assert default_targets(given) == [(1, 3)]
+    _, outcomes = compare(given, ["natural"], default_targets(given), 1, tmp_path, overview=Quiet())
+    assert not outcomes[0].failure
+    row = outcomes[0].at("recovered")
+    assert (row["clients"], row["samples"]) == ([1, 3], True)
+
+
+def test_everybody_leaves_in_turn(tmp_path: Path) -> None:
+    _, outcomes = compare(recipe(), ["natural"], parse_targets("all"), 1, tmp_path, overview=Quiet())
+    assert [o.target for o in outcomes] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("targets", "changes", "sentence"),
+    [
+        ("0,99", {}, "client 99 is not in the federation: its clients are 0, 1, 2, 3"),
+        ("0,1+1", {}, "names a client twice"),
+        ("0+1,0+1+2+3", {}, "names every client"),
+        ("0,99", {"request": [{"clients": [0], "samples": 0.5}]}, "client 99 is not in the federation"),
+        ("0", {"request": [{"clients": [0], "samples": 0.99}]}, "is everything it has"),
+        ("0", {"request": [{"clients": [0]}, {"clients": [1]}]}, "carry it out with `fedquit run`"),
+        ("0", {"request": [{"clients": [0], "kind": "join"}]}, "carry it out with `fedquit run`"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_the_first_run(
+    targets: str, changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    watch = Quiet()
+    with pytest.raises(FedquitError, match=sentence):
+        compare(recipe(**changes), ["natural"], parse_targets(targets), 1, tmp_path / "out", overview=watch)
+    assert watch.titles == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_method_that_fails_is_a_line_that_says_why_and_the_others_go_on(tmp_path: Path) -> None:
@@ -324,7 +384,7 @@ def test_the_table_by_hand() -> None:
         outcome("free", 1, (90.0, 50.0, 90.0), 0, 0.0),
         dataclasses.replace(outcome("free", 2, (90.0, 60.0, 90.0), 0, 0.0), failure="no", rows=()),
     ]
-    floor = {(t, 0): {**found[0].at("retrained"), "forget_acc": acc} for t, acc in ((1, 54.5), (2, 60.5))}
+    floor: Floor = {(t, 0): {**found[0].at("retrained"), "forget_acc": acc} for t, acc in ((1, 54.5), (2, 60.5))}
     original, retrain, again, a, free = summarised(found, ["a", "free"], floor)
     assert again.gaps["forget_acc"] == 2.5
     assert (a.inside_floor, free.inside_floor) == (("test_acc",), ("test_acc",))
@@ -376,7 +436,7 @@ def test_tug_of_war_is_taken_run_by_run_and_the_divergence_has_a_floor() -> None
         for row in o.rows:
             row["retain_acc"] = 70.0
         o.at("recovered")["forget_js"] = apart
-    again = {(t, 0): {**found[0].at("retrained"), "forget_js": js} for t, js in ((1, 0.25), (2, 0.2))}
+    again: Floor = {(t, 0): {**found[0].at("retrained"), "forget_js": js} for t, js in ((1, 0.25), (2, 0.2))}
     *_, floor, a = summarised(found, ["a"], again)
     assert a.tug_of_war == pytest.approx((1.0 + 0.6) / 2)
     assert a.tug_of_war_mia is None
@@ -397,6 +457,19 @@ def test_seeds_of_one_target_are_not_counted_as_targets() -> None:
     *_, b = summarised([o for o in only if o.seed == 0], ["a", "b"], {})
     assert b.against_first == {}, "one run cannot be compared"
     assert b.deviations == {}, "nor has it a spread"
+
+
+def test_groups_are_paired_as_whole_targets_beside_single_clients() -> None:
+    def together(o: Outcome) -> Outcome:
+        return dataclasses.replace(o, target={1: (10, 2), 2: (10, 3)}.get(o.rows[0]["rounds"], o.target))
+
+    at = [(t, s) for t in (1, 2, 9) for s in (0, 1)]
+    found = gaps_of("a", dict.fromkeys(at, 1.0)) + gaps_of("b", {(t, s): 2.0 + t for t, s in at})
+    mixed = list(map(together, found))
+    assert {o.target for o in mixed} == {(10, 2), (10, 3), 9}
+    (*_, plain), (*_, grouped) = (summarised(outcomes, ["a", "b"], {}) for outcomes in (found, mixed))
+    assert grouped.against_first["forget_acc"]["units"] == 3
+    assert grouped.against_first["forget_acc"]["mean"] == plain.against_first["forget_acc"]["mean"] == pytest.approx(5)
 
 
 def test_the_report_of_a_comparison_says_what_was_compared_and_what_failed(
@@ -423,6 +496,7 @@ def test_a_comparison_in_which_all_fails_ends_with_a_report_that_says_so(
 ) -> None:
     (tmp_path / "r.toml").write_text(
         '[data]\nname = "synthetic"\npartition = "iid"\nclients = 3\n[train]\nrounds = 1\n'
+        "[[request]]\nclients = [1, 2]\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedquit", "compare", "r.toml", "--methods", "fukd", "--jobs", "1", "--out", "c"])
@@ -432,15 +506,20 @@ def test_a_comparison_in_which_all_fails_ends_with_a_report_that_says_so(
     html = (tmp_path / "c" / "report.html").read_text()
     assert "No run came through" in html
     assert "fukd needs data of the server" in html
+    assert "(clients 1 and 2, seed 0)" in html, "whom the recipe names together"
 
 
 def test_methods_and_targets_are_read_from_words() -> None:
     assert set(chosen_methods("all")) == set(METHODS) - {"retrain"}
     assert chosen_methods("pga, fedquit,pga") == ["pga", "fedquit"]
     assert parse_targets("3,1,3") == [3, 1]
+    assert default_targets(recipe(request=[{"clients": [2]}])) == [0]
+    assert parse_targets("1+0, 2+3,0 + 1,4") == [(0, 1), (2, 3), 4]
+    assert [named(target) for target in (4, (0, 1), (0, 1, 2))] == ["client 4", "clients 0 and 1", "clients 0, 1 and 2"]
     with pytest.raises(UnknownNameError, match="did you mean 'federaser'"):
         chosen_methods("federeraser")
-    with pytest.raises(InputError, match="is not a list of clients"):
-        parse_targets("one")
+    for wrong in ("one", "0+", "", "0-1"):
+        with pytest.raises(InputError, match="is not a list of clients"):
+            parse_targets(wrong)
     with pytest.raises(InputError, match="at least 1"):
         compare(recipe(), ["fedquit"], [0], 0, Path("x"), overview=Quiet())

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
 import math
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
 from fedquit.attacks import ATTACKS
+from fedquit.cli import app
 from fedquit.core import Params, Request
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.evaluate import BINS, SETS, Evaluation, accuracy
+from fedquit.meter import Costs
 from fedquit.runner import run
 from worlds import tiny
 
@@ -130,3 +135,32 @@ def test_the_docs_name_every_field_of_a_row_and_no_other(tmp_path: Path) -> None
     rows = run(everything, tmp_path / "run")["rows"]
     assert {row["phase"] for row in rows} == {"original", "retrained", "unlearned", "recovered", "budget", "joined"}
     assert named_in_the_docs() == {field for row in rows for field in row}
+
+
+NOT_MEASURED = {
+    *("method", "phase", "request", "clients", "samples", "seed", "rounds", "seconds", "fingerprint", "runs"),
+    *("curve", "budget", "budget_spent"),  # the same measures at other moments
+    *(f.name for f in fields(Costs)),
+}
+MEASURED_BY = {  # other fields are called as what measures them
+    r"\w+_acc": "accuracy",
+    r"\w+_loss": "loss",
+    r"tpr_at_.+|roc|exposed_against": "roc",
+    r"auc\w*": "auc",
+    r"entropy_ks\w*": "entropy_ks",
+    r"holdout_verdict": "holdout_null",
+    r"leakage_.+": "leakage",
+    r"forget_js": "js_divergence",
+    r"relearn_\w+": "relearn_time",
+    r"backdoor_asr": "backdoor",
+    r"mia_(\w+)": r"\1",
+}
+
+
+def test_the_list_names_what_measures_every_field_of_a_row() -> None:
+    listed = set[str]()
+    for kind in ("metrics", "attacks"):
+        listed |= set(json.loads(CliRunner().invoke(app, ["list", kind, "--json"]).stdout))
+    for field in named_in_the_docs() - NOT_MEASURED:
+        found = [match.expand(name) for how, name in MEASURED_BY.items() if (match := re.fullmatch(how, field))]
+        assert (found or [field])[0] in listed

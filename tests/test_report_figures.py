@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from markupsafe import Markup
 
-from fedquit.errors import StoreError, UnknownNameError
-from fedquit.report import FORMATS, write_report
+from fedquit.errors import InputError, StoreError, UnknownNameError
+from fedquit.report import ENDINGS, FORMATS, write_report
 from fedquit.report.figures import _around, _AtV
 from test_report import Outline, cells, forget, report, results, store, text_of
 
@@ -391,6 +391,18 @@ def test_runs_of_one_method_that_differ_in_a_setting_are_not_averaged(tmp_path: 
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_each_group_has_its_line_however_large_it_is(tmp_path: Path) -> None:
+    found = [full(), full(shift=-25.0)]
+    for one, first in zip(found, (0, 6), strict=True):
+        for row in one["rows"]:
+            row["clients"] = list(range(first, first + 6))
+    html = report(tmp_path, *found)
+    lines = [line[0] for line in table(html, "Client by client")[1:]]
+    assert lines == ["Clients 0, 1, 2, 3, 4 and 5", "Clients 6, 7, 8, 9, 10 and 11"]
+    assert "Asked to forget 6 clients" in text_of(html)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_each_client_has_its_line_where_a_method_served_several(tmp_path: Path) -> None:
     html = report(tmp_path, full(), full(client=3, shift=-25.0), full("pga"))
     assert table(html, "Client by client") == [
@@ -571,6 +583,24 @@ def test_results_without_rows_or_retrain_do_in_every_format(tmp_path: Path, form
     lone = full()
     lone["rows"] = [row for row in lone["rows"] if row["phase"] != "retrained"]
     assert written(tmp_path, format, results([]), lone)
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_the_ending_of_the_file_tells_the_format(tmp_path: Path, format: str) -> None:
+    asked = written(tmp_path, format, lean(full()))
+    out = tmp_path / f"table{ENDINGS[format].upper()}"
+    write_report([tmp_path / "run-0"], out)
+    assert out.read_text() == asked
+
+
+def test_a_file_that_promises_another_format_is_refused(tmp_path: Path) -> None:
+    folder = store(tmp_path / "run", lean(full()))
+    with pytest.raises(InputError, match=r"ends in \.md, and the format asked for is latex: let it end in \.tex"):
+        write_report([folder], tmp_path / "x.md", "latex")
+    with pytest.raises(InputError, match=r"ends in none of \.html, \.csv, .*: rename it, or give the format"):
+        write_report([folder], tmp_path / "x.pdf")
+    write_report([folder], tmp_path / "x.txt", "md")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("x")] == ["x.txt"]
 
 
 def test_an_unknown_format_names_the_nearest(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison that papers print: every method, for several leaving clients and seeds, against Retrain.
+"""The comparison that papers print: every method, for several targets and seeds, against Retrain.
 
 All chosen methods watch the one training of a seed; Original and Retrain are trained once and shared. A method that
-fails, for one client or for all, is a row that says why; the others go on.
+fails, for one target or for all, is a row that says why; the others go on.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import Protocol
 
 import torch
 
-from fedquit.comparison import Key, Line, Outcome, summarised, to_dict
-from fedquit.core import ClientId
+from fedquit.comparison import Key, Line, Outcome, Target, members, named, summarised, to_dict
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.files import write_json
 from fedquit.methods import METHODS
 from fedquit.names import lookup
-from fedquit.recipe import Recipe, build
+from fedquit.recipe import EventRecipe, Recipe, build
 from fedquit.references import Evidence, gathered, require_enough
-from fedquit.runner import retrain_again, retrained, run, say_engine
+from fedquit.runner import require_servable, retrain_again, retrained, run, say_engine
 from fedquit.side_by_side import Answer, SideBySide, Task, WorkerLostError, cores
 from fedquit.training import Reporter, require_disk
 from fedquit.world import World, open_world
@@ -52,18 +51,29 @@ def chosen_methods(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def parse_targets(text: str) -> list[ClientId]:
-    """From "0,1,2"."""
+def parse_targets(text: str) -> list[Target] | None:
+    """From "0,1,2", or "0+1,2+3" for clients that leave together; "all" is None, as `compare` takes it."""
+    if text == "all":
+        return None
     try:
-        return list(dict.fromkeys(int(part) for part in text.split(",")))
+        groups = [tuple(sorted(map(int, part.split("+")))) for part in text.split(",")]
     except ValueError as error:
-        raise InputError(f"--targets {text!r} is not a list of clients: write, for example, 0,1,2.") from error
+        raise InputError(
+            f"--targets {text!r} is not a list of clients: write, for example, 0,1,2, or 0+1,2+3 for pairs, or all."
+        ) from error
+    return list(dict.fromkeys(group[0] if len(group) == 1 else group for group in groups))
+
+
+def default_targets(recipe: Recipe) -> list[Target]:
+    """The clients of a request that names several; else client 0."""
+    clients = recipe.request[0].clients
+    return [tuple(sorted(clients))] if len(clients) > 1 else [0]
 
 
 def compare(
     recipe: Recipe,
     methods: Sequence[str],
-    targets: Sequence[ClientId],
+    targets: Sequence[Target] | None,
     seeds: int,
     out: Path,
     *,
@@ -74,8 +84,9 @@ def compare(
 ) -> tuple[list[Line], list[Outcome]]:
     """Run everything, or go on with it, and write `comparison.json`.
 
-    With `references`, each erasure is repeated with so many other seeds, for what needs many models. With `jobs`, so
-    many processes share the work; 0 takes as many as `fitting_jobs` says.
+    Without `targets`, every client leaves in turn. With `references`, each erasure is repeated with so many other
+    seeds, for what needs many models. With `jobs`, so many processes share the work; 0 takes as many as `fitting_jobs`
+    says.
     """
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}: it must be at least 1.")
@@ -85,9 +96,17 @@ def compare(
         require_enough(references)
     if not recipe.retrain:
         raise InputError("a comparison is one with Retrain: set retrain = true in the recipe.")
+    if [event.kind for event in recipe.request] != ["forget"]:
+        raise InputError(
+            "a comparison is over one request to forget, and this recipe has other events: "
+            "leave one [[request]] in it, or carry it out with `fedquit run`."
+        )
     cache = cache or out / "cache"
     variants = {name: _variant(recipe, name) for name in methods}
     world = open_world(recipe)
+    targets = world.data.clients if targets is None else targets
+    for target in targets:
+        require_servable(world, _request(recipe, target))
     refused = _refused(world, variants, cache)
     places = [(t, s) for s in range(recipe.seed, recipe.seed + seeds) for t in targets]
     blank = [Outcome(n, t, s, _folder(out, s, t, n), failure=refused.get(n, "")) for t, s in places for n in methods]
@@ -111,13 +130,15 @@ def fitting_jobs(world: World) -> int:
     return max(1, cores() // (1 if world.chosen.name == "stacked" else torch.get_num_threads()))
 
 
-def _folder(out: Path, seed: int, target: ClientId, method: str) -> Path:
-    return out / f"seed-{seed}" / f"client-{target}" / method.replace(":", ".")
+def _folder(out: Path, seed: int, target: Target, method: str) -> Path:
+    clients = members(target)
+    who = ("clients-" if len(clients) > 1 else "client-") + "+".join(map(str, clients))
+    return out / f"seed-{seed}" / who / method.replace(":", ".")
 
 
 def _task(do: str, recipe: Recipe, of: Outcome, cache: Path) -> Task:
     own = _for(recipe, of.seed, of.target)
-    title = f"{of.method}, client {of.target}, seed {of.seed}"
+    title = f"{of.method}, {named(of.target)}, seed {of.seed}"
     data = own.data.folder  # where it lies is no part of what a recipe says of itself
     task = {"do": do, "title": title, "recipe": own.to_dict(), "data": data}
     return {**task, "folder": str(of.folder), "cache": str(cache)}
@@ -144,7 +165,7 @@ def _carried_out(
 
 
 def _stages(runs: Mapping[Key, Task], floors: Mapping[Key, Task]) -> Iterator[list[tuple[Key, Task]]]:
-    """First a run of each seed, which trains its Original, beside the Retrains of the other clients; then the rest."""
+    """First a run of each seed, which trains its Original, beside the Retrains of the other targets; then the rest."""
     first = {seed: (method, target, seed) for method, target, seed in reversed(list(runs))}.values()
     served = {(target, seed) for _, target, seed in first}
     retrains = [(key, {**task, "do": "retrain"}) for key, task in floors.items() if key[1:] not in served]
@@ -170,7 +191,7 @@ def _sound(answer: Answer) -> Answer:
 
 
 def work(task: Task, reporter: Reporter) -> Answer:
-    """A run of one method, a Retrain for the cache, or the noise floor of a client: from JSON to JSON."""
+    """A run of one method, a Retrain for the cache, or the noise floor of a target: from JSON to JSON."""
     recipe, cache = build(Recipe, dict(task["recipe"]), "recipe"), Path(task["cache"])
     recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, folder=task["data"]))
     if task["do"] == "run":
@@ -206,9 +227,12 @@ def _filled(outcome: Outcome, answer: Answer) -> Outcome:
     return dataclasses.replace(outcome, rows=tuple(answer["rows"]), evidence=evidence)
 
 
-def _for(recipe: Recipe, seed: int, target: ClientId) -> Recipe:
-    event = dataclasses.replace(recipe.request[0], clients=(target,))
-    return dataclasses.replace(recipe, seed=seed, request=(event,))
+def _for(recipe: Recipe, seed: int, target: Target) -> Recipe:
+    return dataclasses.replace(recipe, seed=seed, request=(_request(recipe, target),))
+
+
+def _request(recipe: Recipe, target: Target) -> EventRecipe:
+    return dataclasses.replace(recipe.request[0], clients=members(target))
 
 
 def _variant(recipe: Recipe, name: str) -> Recipe:

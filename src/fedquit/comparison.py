@@ -22,17 +22,29 @@ METRICS = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", *
 DISTANCE = "forget_js"  # to Retrain, from both models' predictions
 AVERAGED = {"retain": "retain_acc", "forget": "forget_acc", "song": "mia_song_svc", "yeom": "mia_yeom"}
 
-At = tuple[ClientId, int]  # a target and a seed
-Key = tuple[str, ClientId, int]  # a method, a target and a seed
+Target = ClientId | tuple[ClientId, ...]  # who leaves in a run: one client, or several together
+At = tuple[Target, int]  # a target and a seed
+Key = tuple[str, Target, int]  # a method, a target and a seed
 Floor = Mapping[At, Row]  # Retrain with another seed
+
+
+def members(target: Target) -> tuple[ClientId, ...]:
+    """The clients of a target."""
+    return target if isinstance(target, tuple) else (target,)
+
+
+def named(target: Target) -> str:
+    """As in "client 0", or "clients 0 and 1"."""
+    *first, last = map(str, members(target))
+    return f"clients {', '.join(first)} and {last}" if first else f"client {last}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One method for one leaving client and seed: its rows, or why there are none."""
+    """One method for one target and seed: its rows, or why there are none."""
 
     method: str
-    target: ClientId
+    target: Target
     seed: int
     folder: Path
     rows: tuple[Row, ...] = ()
@@ -220,7 +232,7 @@ def _paired(mine: Mapping[At, float], first: Mapping[At, float]) -> dict[str, fl
     """
     both = mine.keys() & first.keys()
     by = 0 if len({target for target, _ in both}) > 1 else 1
-    units = sorted({at[by] for at in both})
+    units = sorted({at[by] for at in both}, key=members)
     if len(units) < 2:
         return None
     ours, theirs = ([_mean(gaps[at] for at in both if at[by] == unit) for unit in units] for gaps in (mine, first))

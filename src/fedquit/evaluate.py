@@ -16,6 +16,7 @@ from fedquit.attacks.strength import FPRS, roc
 from fedquit.core import Model, Params, Request, Task
 from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.engine import Address, Examples, run_client
+from fedquit.metrics import Metric
 from fedquit.metrics.backdoor import Trigger
 from fedquit.metrics.holdout import holdout_null
 from fedquit.metrics.leakage import leakage
@@ -170,3 +171,14 @@ def _densities(sets: dict[str, Signals]) -> dict[str, Any]:
     return {"edges": [round(float(e), 5) for e in edges]} | {
         n: [round(float(d), 5) for d in h] for n, h in found.items()
     }
+
+
+MEASURES: dict[str, Metric] = {  # what takes a model and the sets themselves; the rest is in `fedquit.metrics`
+    "accuracy": Metric("right predictions on test, retain, forget and hold-out data, in percent", accuracy),
+    "loss": Metric("mean cross-entropy on the same data, in nats", signals),
+    "price_of_forgetting": Metric(
+        "rise of the retained clients' mean loss through unlearning", Evaluation.price_of_forgetting
+    ),
+    "entropy": Metric("densities of the predictive entropy on forget and test data", _densities),
+    "true_logits": Metric("density of Original's true-class logits on the forget data", Evaluation.true_logits),
+}

@@ -92,6 +92,11 @@ def retrained(recipe: Recipe, cache: Path, reporter: Reporter, title: str = "Ret
     return train(world, data, cache, reporter=reporter, title=title).progress
 
 
+def require_servable(world: World, event: EventRecipe) -> None:
+    """Refuse a request to forget of clients that are not here or all that are here, or of no data or all of it."""
+    _marked(event, world.data, world.recipe)
+
+
 def evaluation_of(world: World) -> Evaluation:
     """What the recipe's first request is judged on."""
     event = world.recipe.request[0]

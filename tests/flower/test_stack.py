@@ -480,7 +480,7 @@ COMMANDS = [["demo"], ["serve", ".", "--state", "s"], ["node", "--superlink", "h
 def test_every_command_names_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedquit.flower.processes.find_spec", lambda _: None)
     told = CliRunner().invoke(app, ["flower", *command])
-    assert str(told.exception) == "this needs Flower: pip install 'fedquit[flower]'."
+    assert str(told.exception) == "this needs Flower: pip install -e '.[flower]' in the clone."
 
 
 def test_the_demo_takes_a_new_folder(tmp_path: Path) -> None:

@@ -34,13 +34,13 @@ def list_(
 
 
 def _names(kind: str) -> dict[str, str]:
-    from fedquit import attacks, data, distillation, engine, methods, metrics, models, recipe, virtual_teacher
+    from fedquit import attacks, data, distillation, engine, evaluate, methods, metrics, models, recipe, virtual_teacher
     from fedquit.engine import optim
 
     if kind == "recipes":
         return {name: recipe.load(name).title for name in recipe.packaged()}
     if kind == "metrics":
-        return {name: metric.description for name, metric in metrics.METRICS.items()}
+        return {name: metric.description for name, metric in {**evaluate.MEASURES, **metrics.METRICS}.items()}
     tables: dict[str, dict[str, Any]] = {
         "attacks": {**attacks.ATTACKS, **attacks.REFERENCE_ATTACKS},
         "methods": dict(methods.METHODS),

@@ -88,13 +88,15 @@ def demo(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")],
-    format: Annotated[str, typer.Option(help="html, csv, md, latex or json.")] = "html",
+    out: Annotated[Path | None, typer.Option(help="The file to write; else a report in the first folder.")] = None,
+    format: Annotated[str | None, typer.Option(help="html, csv, md, latex or json; else as the file ends.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained page over one run or several, or their table in another format."""
-    from fedquit.report import write_report
+    from fedquit.names import lookup
+    from fedquit.report import ENDINGS, write_report
 
+    out = out or runs[0] / f"report{lookup(ENDINGS, format or 'html', 'format')}"
     write_report(runs, out, format)
     typer.echo(json.dumps({"report": str(out)}) if as_json else f"Report: {out}")
 
@@ -141,7 +143,12 @@ def compare(
     recipe: Recipe,
     out: Annotated[Path, typer.Option(help="The folder of the comparison; the same command goes on where it stopped.")],
     methods: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
-    targets: Annotated[str, typer.Option(help="The clients that leave, one in each run.")] = "0",
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            help="Who leaves: 0,1,2 in turn, 0+1,2+3 together, or all in turn; else 0, or the recipe's group."
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
     references: Annotated[int, typer.Option(help="More seeds of each erasure: RMIA, LiRA, U-LiRA, KLoM, epsilon.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes side by side; 0: one for each core where that pays.")] = 0,
@@ -149,16 +156,17 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run every method for several leaving clients and seeds, and print the table with the gaps to Retrain."""
-    from fedquit.compare import chosen_methods, parse_targets
+    from fedquit.compare import chosen_methods, default_targets, parse_targets
     from fedquit.compare import compare as compare_methods
     from fedquit.files import read_json
     from fedquit.report import write_report
 
     _set_threads(recipe)
     with Bars() as bars:
-        names, clients = chosen_methods(methods), parse_targets(targets)
+        names = chosen_methods(methods)
+        leaving = default_targets(recipe) if targets is None else parse_targets(targets)
         lines, outcomes = compare_methods(
-            recipe, names, clients, seeds, out, overview=bars, cache=cache, references=references, jobs=jobs
+            recipe, names, leaving, seeds, out, overview=bars, cache=cache, references=references, jobs=jobs
         )
     write_report([out], out / "report.html")
     if as_json:

@@ -44,7 +44,7 @@ KNOWN = {
     "CERTIFICATE_VERIFY_FAILED": "the SuperLink's certificate is not from the authority that it trusts",
 }
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-EXTRA = "this needs Flower: pip install 'fedquit[flower]'."
+EXTRA = "this needs Flower: pip install -e '.[flower]' in the clone."
 
 
 class DeploymentError(FedquitError):

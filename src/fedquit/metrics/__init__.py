@@ -43,11 +43,17 @@ METRICS: dict[str, Metric] = {
     "roc": Metric("forget data found at 1 % and 0.1 % false alarms, with exact intervals", strength.roc),
     "auc": Metric("the chance that forget data scores higher than data never seen, with its interval", strength.auc),
     "holdout_null": Metric("forget data against the same client's hold-out; needs no Retrain", holdout.holdout_null),
+    "entropy_ks": Metric(
+        "Kolmogorov and Smirnov's distance between the entropies on forget and hold-out data", holdout.holdout_null
+    ),
     "leakage": Metric("what the models before and after the erasure give away together", leakage.leakage),
     "relearn_time": Metric("steps to learn the forgotten anew, over Retrain's", relearn.relearn_time),
     "backdoor": Metric("how often a trigger of the leaving client still works, in percent", backdoor.attack_success),
     "klom": Metric("KL divergence of phi over many unlearned and retrained models", klom.klom),
     "forgetting_quality": Metric(
         "epsilon for each example over many models (NeurIPS 2023)", forgetting_quality.forgetting_quality
+    ),
+    "final_score": Metric(
+        "forgetting quality times what is left of Retrain's retain and test accuracy", forgetting_quality.final_score
     ),
 }

@@ -120,7 +120,7 @@ def opened(folders: Sequence[Path]) -> Found:
 def _inside(folder: Path, found: Comparison) -> list[Path]:
     if found.runs is not None:
         return [folder / run for run in found.runs]
-    return sorted(path.parent for path in folder.glob("seed-*/client-*/*/results.json"))
+    return sorted(path.parent for path in folder.glob("seed-*/client*-*/*/results.json"))
 
 
 def _runs(folders: Sequence[Path]) -> list[Run]:
@@ -129,7 +129,7 @@ def _runs(folders: Sequence[Path]) -> list[Run]:
     for folder in folders:
         here = folder.resolve()
         top = here.parents[2] if len(here.parents) > 2 else here
-        beside = here.parent.name.startswith("client-") and here.parents[1].name.startswith("seed-")
+        beside = here.parent.name.startswith(("client-", "clients-")) and here.parents[1].name.startswith("seed-")
         if beside and top not in found:
             found[top] = _comparison(top)
         name = "/".join(here.parts[-3:]) if beside else here.name
@@ -171,7 +171,9 @@ def _listed(found: object) -> list[Any]:
 def _failed(one: object) -> Failed | None:
     if not isinstance(one, dict):
         return None
-    where = ", ".join(f"{noun} {one[key]}" for noun, key in (("client", "target"), ("seed", "seed")) if key in one)
+    target = one.get("target", [])
+    who = named("client", target if isinstance(target, list) else [target])
+    where = ", ".join(word for word, key in ((who, "target"), (f"seed {one.get('seed')}", "seed")) if key in one)
     return Failed(str(one.get("method")), where, str(one.get("why")))
 
 
@@ -310,9 +312,16 @@ class Part:
 
     @property
     def who(self) -> str:
-        """Whom it is about."""
+        """Whom it is about, in short."""
         clients = self.rows[0]["clients"]
-        some = named("client", clients)
+        return self._of(f"{len(clients)} clients") if len(clients) > 5 else self.target
+
+    @property
+    def target(self) -> str:
+        """Whom it is about, each by name: two targets of as many clients are two."""
+        return self._of(named("client", self.rows[0]["clients"]))
+
+    def _of(self, some: str) -> str:
         return f"chosen samples of {some}" if self.rows[0].get("samples") else some
 
     @property
@@ -486,9 +495,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def named(noun: str, things: Sequence[object]) -> str:
-    """A few by name, many by their number."""
-    if len(things) > 5:
-        return f"{len(things)} {noun}s"
+    """Each by name."""
     words = [str(t) for t in things]
     if len(words) == 1:
         return f"{noun} {words[0]}"

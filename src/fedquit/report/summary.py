@@ -51,9 +51,10 @@ def _mean(group: Group, phase: str, key: str) -> float | None:
 
 
 def _whom(parts: Sequence[Part]) -> str:
-    who = list(dict.fromkeys(part.who for part in parts))
+    who = {part.target for part in parts}
     clients = sorted({c for part in parts for c in part.rows[0]["clients"]}, key=lambda c: (str(type(c)), c))
-    some = who[0] if len(who) == 1 else named("client", clients)
+    several = f"{len(clients)} clients" if len(clients) > 5 else named("client", clients)
+    some = parts[0].who if len(who) == 1 else several
     chosen = "chosen samples of " if len(who) > 1 and parts[0].rows[0].get("samples") else ""
     if len(parts) == 1:
         return some

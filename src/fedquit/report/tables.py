@@ -504,4 +504,4 @@ def _client_cell(parts: Sequence[Part]) -> Cell:
 
 
 def _name(part: Part) -> str:
-    return f"{part.who[:1].upper()}{part.who[1:]}"
+    return f"{part.target[:1].upper()}{part.target[1:]}"
