@@ -146,6 +146,85 @@ def test_the_packaged_resnet18_by_hand() -> None:
     assert step_flops(model, Learn(), start_of(model), Shape((3, 32, 32)), 2) == 2 * 2 * (3 * resnet18_macs() - stem)
 
 
+DEPTHWISE = 2 * 8 * 8 * 6 * 9  # one channel in, whatever their number
+
+
+def test_a_depthwise_convolution_by_hand() -> None:
+    first, head = 2 * 8 * 8 * 3 * 6, 2 * 6 * 64 * 5
+    layers = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 3, padding=1, groups=6), nn.Flatten(), nn.Linear(6 * 64, 5)
+    model = FunctionalModel(lambda: nn.Sequential(*layers))
+    found = step_flops(model, Learn(), start_of(model), Shape((3, 8, 8)), 4)
+    assert found == 4 * (3 * (first + DEPTHWISE + head) - first)
+
+
+def test_the_first_layer_s_groups_have_no_gradient_of_the_data() -> None:
+    layers = nn.Conv2d(6, 6, 3, padding=1, groups=6), nn.Flatten(), nn.Linear(6 * 64, 5)
+    model = FunctionalModel(lambda: nn.Sequential(*layers))
+    found = step_flops(model, Learn(), start_of(model), Shape((6, 8, 8)), 4)
+    assert found == 4 * (2 * DEPTHWISE + 3 * 2 * 6 * 64 * 5)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_grouped_convolution_with_a_stride_by_hand(groups: int) -> None:
+    first, conv, head = 2 * 9 * 7 * 2 * 4, 2 * 5 * 4 * (4 // groups) * 8 * 9, 2 * 8 * 20 * 3
+    layers = nn.Conv2d(2, 4, 1), nn.Conv2d(4, 8, 3, 2, 1, groups=groups), nn.Flatten(), nn.Linear(8 * 20, 3)
+    model = FunctionalModel(lambda: nn.Sequential(*layers))
+    found = step_flops(model, Learn(), start_of(model), Shape((2, 9, 7)), 3)
+    assert found == 3 * (3 * (first + conv + head) - first)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_transposed_convolution_works_at_each_place_of_its_input(groups: int) -> None:
+    first, up, head = 2 * 5 * 4 * 2 * 4, 2 * 5 * 4 * 4 * (8 // groups) * 4, 2 * 8 * 80 * 3
+    layers = nn.Conv2d(2, 4, 1), nn.ConvTranspose2d(4, 8, 2, 2, groups=groups), nn.Flatten(), nn.Linear(8 * 80, 3)
+    model = FunctionalModel(lambda: nn.Sequential(*layers))
+    found = step_flops(model, Learn(), start_of(model), Shape((2, 5, 4)), 3)
+    assert found == 3 * (3 * (first + up + head) - first)
+
+
+def test_a_frozen_grouped_convolution_has_the_gradient_of_its_input_alone() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Conv2d(3, 6, 1), nn.Linear(6 * 64, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen = functional.conv2d(self.first(x), torch.ones(6, 1, 3, 3), padding=1, groups=6)
+            logits: Tensor = self.head(seen.flatten(1))
+            return logits
+
+    model, first, head = FunctionalModel(Frozen), 2 * 8 * 8 * 3 * 6, 2 * 6 * 64 * 5
+    found = step_flops(model, Learn(), start_of(model), Shape((3, 8, 8)), 4)
+    assert found == 4 * (2 * first + 2 * DEPTHWISE + 3 * head)
+
+
+def mit_b0_macs(side: int, classes: int) -> int:
+    """Multiply-adds of a forward: patches, and in each of two layers attention and a mixing with a depthwise filter."""
+    found, before = 256 * classes, 3
+    for width, kernel, stride, shrink in ((32, 7, 4, 8), (64, 3, 2, 4), (160, 3, 2, 2), (256, 3, 2, 1)):
+        side //= stride
+        words, seen = side**2, (side // shrink) ** 2
+        shrinking = words * width**2 if shrink > 1 else 0
+        attention = 2 * words * width**2 + shrinking + 2 * seen * width**2 + 2 * words * seen * width
+        mixing = 2 * words * width * 4 * width + words * 4 * width * 9
+        found += words * before * width * kernel**2 + 2 * (attention + mixing)
+        before = width
+    return found
+
+
+@pytest.mark.transformers
+@pytest.mark.filterwarnings("ignore:mit_b0 begins untrained")
+def test_mit_b0_by_hand() -> None:
+    pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+    model, images, patches = load_model("mit_b0", (3, 224, 224), 100), Shape((3, 224, 224)), 56 * 56 * 3 * 32 * 49
+    macs, start = mit_b0_macs(224, 100), start_of(model)
+    assert f"{2 * macs / 1e9:.3f}" == "0.904"
+    step = step_flops(model, Learn(), start, images, 2)
+    assert step == 2 * 2 * (3 * macs - patches)
+    teacher = step_flops(model, Distill(), start, images, 2) - step
+    assert teacher == 2 * 2 * macs, "a forward"
+
+
 class Looker(nn.Module):
     """Attention with 2 heads of 4 over 6 words, from embeddings of 8."""
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,28 @@ def test_each_method_s_storage_is_what_its_paper_says(
     model = nbytes(open_world(tiny()).initial)
     assert row["server_storage_bytes"] == models_at_server * model
     assert row["client_storage_bytes"] == models_at_clients * model
+
+
+@pytest.mark.parametrize(
+    ("method", "models_at_server", "models_at_clients"), [("natural", 1, 0), ("pga", 1, 4), ("federaser", 1 + 3 * 4, 0)]
+)
+def test_a_recovery_without_rounds_keeps_what_lay_there(
+    method: str, models_at_server: int, models_at_clients: int, tmp_path: Path
+) -> None:
+    results = run(tiny(method={"name": method}, recover={"max_rounds": 0}), tmp_path / "a")
+    row = next(r for r in results["rows"] if r["phase"] == "recovered")
+    model = nbytes(open_world(tiny()).initial)
+    assert {k: row[k] for k in asdict(Costs())} == asdict(
+        Costs(server_storage_bytes=models_at_server * model, client_storage_bytes=models_at_clients * model)
+    )
+
+
+def test_who_does_nothing_to_unlearn_stores_the_model_and_pays_nothing_else(tmp_path: Path) -> None:
+    first, again = (run(tiny(method={"name": "natural"}), tmp_path / "a")["rows"] for _ in range(2))
+    row = next(r for r in first if r["phase"] == "unlearned")
+    stored = Costs(server_storage_bytes=nbytes(open_world(tiny()).initial))
+    assert {k: row[k] for k in asdict(Costs())} == asdict(stored)
+    assert again == first
 
 
 def test_the_costs_of_a_run_by_hand(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from fedquit.core import Model, Params, Reply, State
 from fedquit.engine import Address, Ask
 from fedquit.errors import InputError, NonFiniteError, RequestError
 from fedquit.fedavg import Learn
+from fedquit.meter import Costs, Metered
 from fedquit.params import mean
 from fedquit.session import Session, advance
-from fedquit.store import Journal, StateFile
+from fedquit.store import DiskMemory, Journal, StateFile
 
 START: Params = {"w": torch.zeros(2), "b": torch.zeros(())}
 
@@ -129,3 +130,57 @@ def test_a_phase_goes_on_from_disk_and_stops_in_time(engine: Scripted, tmp_path:
     assert rest[-1].clock == 5
     assert rest[-1].params["w"].tolist() == [5.0, 5.0]
     assert [p.state.round for p in advance(session, "p", State(START), step, file, rounds=5)] == [5]
+
+
+ROUND = Costs(down_bytes=12, up_bytes=12, participations=1, client_epochs=1.0)  # one client, a model of 12 bytes
+
+
+@dataclass
+class Keeping:
+    """A phase whose rounds ask one client, and keep a model each; opened anew like a process that starts again."""
+
+    engine: Scripted
+    folder: Path
+    cut_off: bool = False
+
+    def rounds(self) -> Iterator[Costs]:
+        memory = DiskMemory(self.folder / "memory")
+        session = Session(self.engine, 0, (0,), memories=(memory,))
+        meter = Metered(session, lambda: (sum(memory.size_of(k) for k in memory), 0))
+
+        def step(state: State) -> State:
+            (reply,) = meter.run(Learn(), [0], start=state.params)
+            memory[f"{state.round}"] = reply.params
+            if self.cut_off:
+                raise InterruptedError
+            return state.next(reply.params)
+
+        found = advance(session, "p", State(START), step, StateFile(self.folder / "state"), 3, meter)
+        return (p.costs for p in found)
+
+
+def test_a_phase_stores_something_before_its_first_round(engine: Scripted, tmp_path: Path) -> None:
+    found = list(Keeping(engine, tmp_path).rounds())
+    assert found[0] == Costs(server_storage_bytes=12)
+    assert [c.server_storage_bytes for c in found] == [12, 24, 36, 48]
+
+
+def test_a_phase_that_goes_on_counts_nothing_twice(engine: Scripted, tmp_path: Path) -> None:
+    first = Keeping(engine, tmp_path).rounds()
+    seen = [next(first) for _ in range(3)]
+    rest = list(Keeping(engine, tmp_path).rounds())
+    assert rest[0] == seen[-1] == ROUND + ROUND + Costs(server_storage_bytes=36)
+    assert rest[-1] == ROUND + ROUND + ROUND + Costs(server_storage_bytes=48)
+    assert list(Keeping(engine, tmp_path).rounds()) == [rest[-1]], "nor does one that is over"
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_what_a_round_that_was_cut_off_kept_is_not_stored(done: int, engine: Scripted, tmp_path: Path) -> None:
+    first = Keeping(engine, tmp_path)
+    whole = first.rounds()
+    before = [next(whole) for _ in range(done + 1)]
+    first.cut_off = True
+    with pytest.raises(InterruptedError):
+        next(whole)
+    assert len(list((tmp_path / "memory").iterdir())) == done + 1, "it lies there"
+    assert next(Keeping(engine, tmp_path).rounds()) == before[-1]

@@ -69,13 +69,29 @@ def _attention_backward(
     return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
+def _convolution_backward(
+    gradient: Sequence[int],
+    x: Sequence[int],
+    weight: Sequence[int],
+    *how: Any,  # noqa: ANN401 - numbers, lists and flags
+    **_: object,
+) -> int:
+    """Gradients of inputs and of weights, those that are wanted: each as much as the forward."""
+    _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, wanted = how
+    met = x if transposed else gradient  # at each of its places every weight is used once, whatever the groups
+    each = 2 * x[0] * math.prod(met[2:]) * math.prod(weight)
+    return each * sum(map(bool, wanted[:2]))
+
+
 _aten = torch.ops.aten
-# What runs on a CPU in one kernel that torch's counter has no formula for: a float32 LSTM, and attention.
-UNSEEN: dict[object, Callable[..., int]] = {
+# What runs on a CPU in one kernel that torch's counter has no formula for: a float32 LSTM, and attention. And one whose
+# formula is wrong for groups: it charges a weight's gradient as if every channel met every other.
+FORMULAS: dict[object, Callable[..., int]] = {
     _aten.mkldnn_rnn_layer: _recurrent,
     _aten.mkldnn_rnn_layer_backward: _recurrent_backward,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    _aten.convolution_backward: _convolution_backward,
 }
 
 
@@ -93,7 +109,7 @@ def step_flops(model: Model, task: Task, sent: Sent, shape: Shape, batch_size: i
             sent, params = _begun(model, task, {**dict.fromkeys(task.needs, sent.get("start", {})), **sent})
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
     curved, trained = lookup(OPTIMIZERS, task.local.optimizer, "optimizer").wants_curvature, list(leaves.values())
-    with torch.enable_grad(), FlopCounterMode(display=False, custom_mapping=UNSEEN) as counter:
+    with torch.enable_grad(), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
         loss = task.loss(model, leaves, sent, shape.zeros(batch_size)).mean()
         gradient = torch.autograd.grad(loss, trained, create_graph=curved, materialize_grads=True)
         if curved:  # a second way back, for the curvature along one direction

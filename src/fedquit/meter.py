@@ -13,7 +13,7 @@ from fedquit.params import nbytes
 
 @dataclass(frozen=True)
 class Costs:
-    """Sums over a phase; the storage is the most that lay there at the end of a round."""
+    """Sums over a phase; the storage is the most that lay there at its beginning or at the end of a round."""
 
     down_bytes: int = 0  # from the server to clients
     up_bytes: int = 0
@@ -87,7 +87,7 @@ class Metered:
         return self.inner.run_at_server(task, **sent)
 
     def settle(self, state: State) -> None:
-        """At the end of a round, see what lies in store."""
+        """At the beginning of a phase and at the end of each round, see what lies in store."""
         server, clients = self.stored()
         own = nbytes(state.params) + sum(nbytes(part) for part in state.kept.values())
         self.costs += Costs(server_storage_bytes=own + server, client_storage_bytes=clients)

@@ -167,6 +167,8 @@ def advance(
     state, seconds, costs = file.load() or (start, 0.0, {})
     state = _placed(state, device_of(start.params))
     meter.costs = Costs(**costs)
+    session.enter(phase, state.round)  # where nobody sees what a round that was cut off left behind
+    meter.settle(state)
     yield Progress(state, seconds, meter.costs)
     repeatable = rounds is not None and not session.journal
     stored, cost = time.perf_counter(), 0.0

@@ -244,7 +244,8 @@ def costs(groups: Sequence[Group]) -> Table | None:
         ["", *(head for head, _ in shown.values())],
         lines,
         "Communication counts both directions; computing counts clients and server, two FLOP for a multiplication with "
-        "an addition; storage is the most that lay there at the end of a round, for the share the larger of both.",
+        "an addition; storage is the most that lay there at the beginning of a phase or at the end of a round, for the "
+        "share the larger of both.",
     )
 
 
