@@ -139,6 +139,7 @@ def test_killed_from_outside_the_same_command_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # four comparisons in processes of their own, on a machine that may be busy
 def test_a_comparison_that_was_killed_ends_with_the_same_table(tmp_path: Path) -> None:
     recipe = tmp_path / "small.toml"
     recipe.write_text(
