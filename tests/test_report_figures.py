@@ -290,6 +290,32 @@ def test_other_distances_are_told_beside_what_retrain_gets(tmp_path: Path) -> No
     assert table(report(tmp_path, full()), "Other distances to Retrain")[0] == ["Method", "Tug\u2011of\u2011War"]
 
 
+def leaks(share: float, *, enough: bool = True) -> dict[str, Any]:
+    """What two snapshots give away: `share` of the forgotten at both rates; `enough` outsiders for the lower one."""
+    found: dict[str, Any] = {"leakage_auc": 0.75, "leakage_against": "holdout"}
+    for rate, whether in (("0.01", True), ("0.001", enough)):
+        key = f"leakage_tpr_at_{rate}"
+        found |= {key: share, f"{key}_low": share / 2, f"{key}_high": 2 * share, f"{key}_enough": whether}
+    return found
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_two_snapshots_tell_whom_they_find_and_the_outsiders_by_name(tmp_path: Path) -> None:
+    apart = full()
+    apart["rows"][1] |= leaks(0.1)
+    apart["rows"][3] |= leaks(0.25)
+    found = table(report(tmp_path, apart), "Other distances to Retrain")
+    assert found[0][2:] == ["Two snapshots, AUC", "Two snapshots find at 1 % (%)", "Two snapshots find at 0.1 % (%)"]
+    assert found[1][2] == "0.750 Retrain 0.750 against hold-out data"
+    assert found[1][3:] == ["25.0 12.5 to 50.0 Retrain 10.0 (5.0 to 20.0)"] * 2
+    other = full()
+    other["rows"][3] |= leaks(0.5, enough=False) | {"leakage_against": "test"}
+    together = table(report(tmp_path, apart, other), "Other distances to Retrain")[1]
+    assert together[2] == "0.750 Retrain 0.750 against hold-out data and test data"
+    assert together[3].startswith("37.5 18.8 to 75.0"), "the mean of both requests"
+    assert together[4] == "– too few outsiders for 0.1 %", "one of them has too few"
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_backdoor_is_shown_where_there_is_one(tmp_path: Path) -> None:
     planted = full()

@@ -290,13 +290,13 @@ def distances(groups: Sequence[Group]) -> Table | None:
     makers: dict[str, Callable[[Group], Cell]] = {
         "Tug\u2011of\u2011War": lambda g: Cell(fixed(mean(map(_tug_of_war, g.parts)), 3)),
         "JS divergence": lambda g: _beside(g, "forget_js", mean(p.floor.get("forget_js") for p in g.parts), "floor"),
-        "Two snapshots, AUC": lambda g: _beside(
-            g, "leakage_auc", mean(p.get("retrained", "leakage_auc") for p in g.parts), "Retrain"
-        ),
+        "Two snapshots, AUC": _leaked,
+        f"Two snapshots find at 1{NBSP}% (%)": lambda g: _leaked_to(g, 0.01),
+        f"Two snapshots find at 0.1{NBSP}% (%)": lambda g: _leaked_to(g, 0.001),
         "Relearning, × Retrain": lambda g: _beside(g, "relearn_ratio", None, ""),
     }
     made = {head: [make(group) for group in groups] for head, make in makers.items()}
-    shown = {head: cells for head, cells in made.items() if any(cell.text != DASH for cell in cells)}
+    shown = {head: cells for head, cells in made.items() if any(cell.text != DASH or cell.notes for cell in cells)}
     if not shown:
         return None
     lines = [Line(group.label, [cells[i] for cells in shown.values()]) for i, group in enumerate(groups)]
@@ -307,7 +307,8 @@ def distances(groups: Sequence[Group]) -> Table | None:
         lines,
         "Tug-of-War: 1 is alike in forget, retain and test accuracy. JS divergence: between the predictions on the "
         "forget data, in nats; the floor is that of two Retrains. Two snapshots: what somebody learns who holds the "
-        "model before and after; 0.5 is nothing, and Retrain gives away something as well."
+        "model before and after; an AUC of 0.5 is nothing, and Retrain gives away something as well. Find: the share "
+        f"of the forgotten found while that share of the outsiders is taken for them, with 95{NBSP}% intervals."
         + (" Relearning: below 1, knowledge was left." if "Relearning, × Retrain" in shown else ""),
     )
 
@@ -325,6 +326,52 @@ def _beside(group: Group, key: str, other: float | None, word: str) -> Cell:
         () if value is None or other is None else (f"{word} {fixed(other, 3)}{': no difference' if inside else ''}",)
     )
     return Cell(fixed(value, 3), notes, inside)
+
+
+_OUTSIDERS = {"holdout": "hold-out data", "test": "test data"}
+
+
+def _leaked(group: Group) -> Cell:
+    """What both snapshots give away together, beside Retrain's, and against whom."""
+    cell = _beside(group, "leakage_auc", mean(p.get("retrained", "leakage_auc") for p in group.parts), "Retrain")
+    known = {part.row("recovered").get("leakage_against") for part in group.parts}
+    against = " and ".join(words for name, words in _OUTSIDERS.items() if name in known)
+    return Cell(cell.text, (*cell.notes, f"against {against}")) if against else cell
+
+
+def _leaked_to(group: Group, rate: float) -> Cell:
+    """Who is found by both snapshots together at so many false alarms."""
+    name = f"leakage_tpr_at_{rate:g}"
+
+    def found(phase: str) -> dict[str, Any]:
+        ends = {"value": name, "low": f"{name}_low", "high": f"{name}_high"}
+        enough = all(part.row(phase).get(f"{name}_enough") is not False for part in group.parts)
+        return {end: mean(part.get(phase, key) for part in group.parts) for end, key in ends.items()} | {
+            "enough": enough
+        }
+
+    return _found_cell(found("recovered"), found("retrained"), rate)
+
+
+def _found_cell(found: Mapping[str, Any], retrain: Mapping[str, Any], rate: float) -> Cell:
+    """A share of members with its interval, beside Retrain's; or that the outsiders are too few to say."""
+    if found.get("enough") is False:
+        return Cell(DASH, (f"too few outsiders for {100 * rate:g}{NBSP}%",))
+    if found.get("value") is None:
+        return Cell(DASH)
+    interval, beside = _interval(found), _interval(retrain)
+    there = f"Retrain {_in_percent(retrain.get('value'))}" + (f" ({beside})" if beside else "")
+    notes = (interval, there if retrain.get("value") is not None else "")
+    return Cell(_in_percent(found["value"]), tuple(note for note in notes if note))
+
+
+def _interval(found: Mapping[str, Any]) -> str:
+    low, high = found.get("low"), found.get("high")
+    return "" if low is None or high is None else f"{_in_percent(low)} to {_in_percent(high)}"
+
+
+def _in_percent(value: float | None) -> str:
+    return fixed(None if value is None else 100 * value)
 
 
 _PAIRED = {"avg_gap": "Avg. gap", **GAPS, "test_acc": "Test", "backdoor_asr": "Backdoor"}
