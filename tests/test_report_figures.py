@@ -178,7 +178,17 @@ PAIR = {
     "units": 3,
     "different": True,
 }
-MANY = {"models": 8.0, "klom": 2.5, "klom_floor": 1.25, "ulira_accuracy": 0.75, "rmia_tpr_at_1": 0.125}
+MANY = {
+    "models": 8.0,
+    "klom": 2.5,
+    "forgetting_quality": 0.4,
+    "ulira_accuracy": 0.75,
+    "rmia_tpr_at_1": 0.125,
+    "halves": {
+        "klom": {"method": 4.5, "retrain": 3.25, "farthest": 3.5, "different": True},
+        "forgetting_quality": {"method": 0.25, "retrain": 0.3, "farthest": 0.2, "different": False},
+    },
+}
 TOGETHER: dict[str, Any] = {
     "schema": 1,
     "first": "fedquit",
@@ -234,9 +244,22 @@ def test_a_comparison_tells_its_pairs_and_calls_a_difference_one(tmp_path: Path)
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_comparison_tells_what_many_models_say_beside_retrain(tmp_path: Path) -> None:
-    found = table(comparison(tmp_path, TOGETHER), "Over many models")
-    assert found[0] == ["Method", "KLoM", "U\u2011LiRA right (%)", "RMIA finds (%)"]
-    assert found[1] == ["fedquit", "2.50 Retrain 1.25", "75.0", "12.5"]
+    html = comparison(tmp_path, TOGETHER)
+    found = table(html, "Over many models")
+    assert found[0] == ["Method", "KLoM", "Forgetting quality", "U\u2011LiRA right (%)", "RMIA finds (%)"]
+    assert found[1][1:3] == [
+        "2.50 at 4: 4.50 Retrain 3.25, at most 3.50 a difference",
+        "0.40 at 4: 0.25 Retrain 0.30, at least 0.20 no difference",
+    ]
+    assert found[1][3:] == ["75.0", "12.5"]
+    assert "0.40 <small>at 4: 0.25</small>" in html.split('class="number calm">')[-1], "what is no difference is grey"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_floor_from_fewer_models_than_the_method_has_is_not_shown(tmp_path: Path) -> None:
+    older = {"models": 8.0, "klom": 2.5, "klom_floor": 1.25, "halves": 3}
+    line = {"method": "fedquit", "phase": "recovered", "references": older}
+    assert table(comparison(tmp_path, TOGETHER | {"table": [line]}), "Over many models")[1] == ["fedquit", "2.50"]
 
 
 @pytest.mark.usefixtures("undrawn")

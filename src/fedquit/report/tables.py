@@ -417,6 +417,9 @@ _MANY = {
 }
 
 
+_HALVED = ("klom", "klom_p95", "forgetting_quality", "epsilon")
+
+
 def many_models(found: Comparison) -> Table | None:
     """What needs many models of each kind: two procedures compared, not two models."""
     shown = {k: v for k, v in _MANY.items() if any(k in many for many in found.many.values())}
@@ -426,6 +429,9 @@ def many_models(found: Comparison) -> Table | None:
     for method, many in found.many.items():
         cells = []
         for key, (_, digits, times) in shown.items():
+            if key in _HALVED:
+                cells.append(_halved(many, key, digits))
+                continue
             floor = many.get(f"{key}_floor")
             notes = (f"Retrain {fixed(times * floor, digits)}",) if floor is not None else ()
             cells.append(Cell(fixed(times * many[key], digits) if key in many else DASH, notes))
@@ -438,9 +444,24 @@ def many_models(found: Comparison) -> Table | None:
         lines,
         "Below each number, what Retrain gets in the method’s place, where that is not known beforehand: the closer, "
         f"the better. KLoM: 0 is alike. Forgetting quality: 1 is alike, 0 told apart. U-LiRA right: 50{NBSP}% cannot "
-        f"tell. Finds: at 1{NBSP}% false alarms. Retrain’s KLoM, forgetting quality and epsilon come from half as many "
-        "models of each kind, which makes them coarser.",
+        f"tell. Finds: at 1{NBSP}% false alarms. KLoM, forgetting quality and epsilon depend on how many models there "
+        "are, and Retrain against Retrain has half of them: below, both are measured with so many, as means over "
+        "halvings, and where the method is no farther than the farthest of Retrain’s it is not a difference.",
     )
+
+
+def _halved(many: Mapping[str, Any], key: str, digits: int) -> Cell:
+    """The measure over all models, and below it the method and Retrain with half of them each."""
+    text = fixed(many.get(key), digits)
+    halves = many.get("halves")
+    half = halves.get(key) if isinstance(halves, dict) else None
+    if not isinstance(half, dict) or not {"method", "retrain", "farthest", "different"} <= half.keys():
+        return Cell(text)
+    method, retrain, farthest = (fixed(half[k], digits) for k in ("method", "retrain", "farthest"))
+    bound = "at least" if half["farthest"] < half["retrain"] else "at most"
+    verdict = "a difference" if half["different"] else "no difference"
+    at = f"at {many.get('models', 0) // 2:g}: {method}"
+    return Cell(text, (at, f"Retrain {retrain}, {bound} {farthest}", verdict), not half["different"])
 
 
 def _client_cell(parts: Sequence[Part]) -> Cell:
