@@ -16,7 +16,7 @@ from fedquit.compare import compare
 from fedquit.comparison import Outcome, summarised
 from fedquit.errors import InputError
 from fedquit.recipe import build
-from fedquit.references import Evidence, Halves, InHalves, Phis, compared, gathered, is_farther
+from fedquit.references import Evidence, Finds, Found, Halves, InHalves, Phis, compared, gathered, is_farther
 from fedquit.report import write_report
 from fedquit.training import Silent
 from worlds import tiny
@@ -38,8 +38,10 @@ def test_models_that_never_differ_are_not_told_apart_and_others_are() -> None:
     assert apart.klom > 1.5 * same.klom
     assert apart.forgetting_quality < same.forgetting_quality
     assert apart.epsilon > same.epsilon
-    assert apart.lira_tpr_at_1 > 0.5 > same.lira_tpr_at_1
-    assert apart.rmia_tpr_at_1 > 0.3 > same.rmia_tpr_at_1
+    assert apart.lira_finds.at_1.value > 0.5 > same.lira_finds.at_1.value
+    assert apart.rmia_finds.at_1.value > 0.3 > same.rmia_finds.at_1.value
+    assert apart.ulira_finds.at_1.low > 0.5
+    assert same.ulira_finds.at_1.value == pytest.approx(0.01, abs=0.03), "as often as there are false alarms"
     assert apart.rmia_auc > 0.9
     assert apart.lira_auc > 0.9
     for evidence in (same, apart):
@@ -113,6 +115,9 @@ def test_evidence_survives_json() -> None:
 
 def test_over_several_targets_the_means_are_judged(tmp_path: Path) -> None:
     near, far = (compared(drawn(shift, 6, seed=10), drawn(0.0, 6, seed=11)) for shift in (0.0, 5.0))
+    few, many_enough = Found(0.1, 0.0, 0.4, enough=False), Found(0.5, 0.2, 0.8, enough=True)
+    near = dataclasses.replace(near, lira_finds=Finds(many_enough, few))
+    far = dataclasses.replace(far, lira_finds=Finds(many_enough, many_enough))
 
     def halved(klom: float, quality: float, like: Evidence) -> Evidence:
         halves = {name: InHalves(0.0, 0.0, 0.0) for name in MEASURES}
@@ -128,6 +133,11 @@ def test_over_several_targets_the_means_are_judged(tmp_path: Path) -> None:
     assert many["halves"]["klom"] == {"method": 4.0, "retrain": 2.0, "farthest": 3.0, "different": True}
     quality = many["halves"]["forgetting_quality"]
     assert (quality["method"], quality["different"]) == (0.25, False), "higher is nearer"
+    assert many["lira_finds"]["at_1"] == dataclasses.asdict(many_enough)
+    tenth = many["lira_finds"]["at_tenth"]
+    assert (tenth["value"], tenth["low"]) == pytest.approx((0.3, 0.1))
+    assert tenth["high"] == pytest.approx(0.6)
+    assert tenth["enough"] is False, "one target has too few outsiders"
 
 
 def test_a_model_that_is_surer_of_everything_is_not_taken_for_one_that_remembers() -> None:
@@ -143,7 +153,19 @@ def test_rmia_takes_the_test_set_as_its_population_under_the_attacked_model() ->
     outsiders = rmia(expit(u.outsiders[0]), expit(o.outsiders[1:]), *population)
     found = compared(u, o)
     assert found.rmia_auc == auc(members, outsiders).value
-    assert found.rmia_tpr_at_1 == roc(members, outsiders).tpr_at(0.01).tpr.value
+    for at, fpr in ((found.rmia_finds.at_1, 0.01), (found.rmia_finds.at_tenth, 0.001)):
+        expected = roc(members, outsiders).tpr_at(fpr)
+        assert (at.value, at.low, at.high) == (expected.tpr.value, expected.tpr.low, expected.tpr.high)
+
+
+def test_a_rate_that_the_outsiders_are_too_few_for_is_marked() -> None:
+    found = compared(models(1.0), models(0))
+    for finds in (found.lira_finds, found.lira_finds_floor, found.rmia_finds, found.rmia_finds_floor):
+        assert finds.at_1.enough, "200 outsiders make two false alarms"
+        assert not finds.at_tenth.enough
+        assert finds.at_tenth.value <= finds.at_1.value
+        assert finds.at_1.low <= finds.at_1.value <= finds.at_1.high
+    assert not found.ulira_finds.at_tenth.enough, "12 models with 60 examples each"
 
 
 def test_the_attacked_model_is_no_reference_of_its_own() -> None:
@@ -187,14 +209,16 @@ def test_a_comparison_can_ask_for_them(tmp_path: Path) -> None:
     recipe = tiny(recover={"until": "retrained", "max_rounds": 1}, train={"rounds": 2})
     lines, _ = compare(recipe, ["fedquit"], [1], 1, tmp_path, overview=Quiet(), references=4)
     assert lines[-1].references["models"] == 4
-    for name in ("ulira_accuracy", "lira_auc", "rmia_auc", "rmia_tpr_at_1", "rmia_auc_floor", "forgetting_quality"):
+    for name in ("ulira_accuracy", "lira_auc", "rmia_auc", "rmia_auc_floor", "forgetting_quality"):
         assert 0 <= lines[-1].references[name] <= 1, name
+    for name in ("ulira_finds", "lira_finds", "lira_finds_floor", "rmia_finds", "rmia_finds_floor"):
+        assert 0 <= lines[-1].references[name]["at_1"]["value"] <= 1, name
     written = json.loads((tmp_path / "comparison.json").read_text())["table"][-1]["references"]
     assert written == lines[-1].references
     write_report([tmp_path], tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
     assert "Over many models" in html
-    assert "RMIA finds (%)" in html
+    assert "RMIA finds at 1\u00a0% (%)" in html
 
 
 def test_the_command_prints_the_method_beside_retrain_with_as_many_models(

@@ -183,7 +183,13 @@ MANY = {
     "klom": 2.5,
     "forgetting_quality": 0.4,
     "ulira_accuracy": 0.75,
-    "rmia_tpr_at_1": 0.125,
+    "lira_auc": 0.625,
+    "lira_auc_floor": 0.5,
+    "rmia_finds": {
+        "at_1": {"value": 0.125, "low": 0.1, "high": 0.15, "enough": True},
+        "at_tenth": {"value": 0.05, "low": 0.0, "high": 0.2, "enough": False},
+    },
+    "rmia_finds_floor": {"at_1": {"value": 0.01, "low": 0.0, "high": 0.03, "enough": True}},
     "halves": {
         "klom": {"method": 4.5, "retrain": 3.25, "farthest": 3.5, "different": True},
         "forgetting_quality": {"method": 0.25, "retrain": 0.3, "farthest": 0.2, "different": False},
@@ -246,20 +252,23 @@ def test_a_comparison_tells_its_pairs_and_calls_a_difference_one(tmp_path: Path)
 def test_a_comparison_tells_what_many_models_say_beside_retrain(tmp_path: Path) -> None:
     html = comparison(tmp_path, TOGETHER)
     found = table(html, "Over many models")
-    assert found[0] == ["Method", "KLoM", "Forgetting quality", "U\u2011LiRA right (%)", "RMIA finds (%)"]
+    assert found[0][:5] == ["Method", "KLoM", "Forgetting quality", "U\u2011LiRA right (%)", "LiRA, AUC"]
+    assert found[0][5:] == ["RMIA finds at 1 % (%)", "RMIA finds at 0.1 % (%)"]
     assert found[1][1:3] == [
         "2.50 at 4: 4.50 Retrain 3.25, at most 3.50 a difference",
         "0.40 at 4: 0.25 Retrain 0.30, at least 0.20 no difference",
     ]
-    assert found[1][3:] == ["75.0", "12.5"]
+    assert found[1][3:5] == ["75.0", "0.625 Retrain 0.500"]
+    assert found[1][5:] == ["12.5 10.0 to 15.0 Retrain 1.0 (0.0 to 3.0)", "– too few outsiders for 0.1 %"]
     assert "0.40 <small>at 4: 0.25</small>" in html.split('class="number calm">')[-1], "what is no difference is grey"
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_floor_from_fewer_models_than_the_method_has_is_not_shown(tmp_path: Path) -> None:
-    older = {"models": 8.0, "klom": 2.5, "klom_floor": 1.25, "halves": 3}
-    line = {"method": "fedquit", "phase": "recovered", "references": older}
-    assert table(comparison(tmp_path, TOGETHER | {"table": [line]}), "Over many models")[1] == ["fedquit", "2.50"]
+def test_of_an_older_comparison_the_floor_from_fewer_models_is_not_shown(tmp_path: Path) -> None:
+    older = {"models": 8.0, "klom": 2.5, "klom_floor": 1.25, "lira_tpr_at_1": 0.125, "lira_tpr_at_1_floor": 0.02}
+    line = {"method": "fedquit", "phase": "recovered", "references": older | {"halves": 3, "rmia_finds": "?"}}
+    found = table(comparison(tmp_path, TOGETHER | {"table": [line]}), "Over many models")
+    assert found == [["Method", "KLoM", "LiRA finds at 1 % (%)"], ["fedquit", "2.50", "12.5 Retrain 2.0"]]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -211,7 +211,9 @@ def _references(found: Sequence[Evidence]) -> dict[str, Any]:
 
 
 def _averaged(values: Sequence[Any]) -> Any:  # noqa: ANN401 - what JSON can say
-    """The mean of numbers, and of each part of what all have."""
+    """The mean of numbers, and of each part of what all have; what is yes or no must be so for all."""
+    if isinstance(values[0], bool):
+        return all(values)
     if isinstance(values[0], dict):
         return {k: _averaged([v[k] for v in values]) for k in values[0] if all(v[k] is not None for v in values)}
     return _mean(values)

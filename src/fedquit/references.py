@@ -18,7 +18,7 @@ from scipy.special import expit
 
 from fedquit.attacks.lira import lira_offline, ulira
 from fedquit.attacks.rmia import rmia
-from fedquit.attacks.strength import auc, roc
+from fedquit.attacks.strength import FPRS, TprAt, auc, roc
 from fedquit.core import Params
 from fedquit.errors import InputError
 from fedquit.evaluate import Set
@@ -36,7 +36,6 @@ LEAST = 4  # models of each kind: forgetting quality needs 3
 LEAST_IN_HALVES = 6  # the same for each half; fewer could not be halved in as many ways as there are halvings
 HALVINGS = 19  # of the models: by chance, a twentieth one is farther than all of them one time in twenty
 FALLING = "forgetting_quality"  # the one measure that is lower, the farther two kinds of model lie apart
-FALSE_ALARMS = 0.01  # at which true positives are counted
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,24 @@ class Halves:
 
 
 @dataclass(frozen=True)
+class Found:
+    """The share of members that an attack finds at some rate of false alarms, with Clopper and Pearson's interval."""
+
+    value: float
+    low: float
+    high: float
+    enough: bool  # whether there are outsiders enough for that rate
+
+
+@dataclass(frozen=True)
+class Finds:
+    """Whom an attack finds at few false alarms."""
+
+    at_1: Found  # percent
+    at_tenth: Found  # of a percent
+
+
+@dataclass(frozen=True)
 class Evidence:
     """N unlearned models against N Retrains, on the forget data; each `_floor` is what Retrain gives in their place."""
 
@@ -69,15 +86,15 @@ class Evidence:
     epsilon: float  # the median over the examples
     halves: Halves | None  # the four above beside Retrain's; None with fewer than 6 models
     ulira_accuracy: float  # how often U-LiRA tells the two kinds apart; one half means that it cannot
-    ulira_tpr_at_1: float  # at 1 % false alarms
+    ulira_finds: Finds  # without a floor: told from itself, Retrain is found as often as there are false alarms
     lira_auc: float  # offline, of the first unlearned model: forget data against data that nobody trained on
-    lira_tpr_at_1: float
+    lira_finds: Finds
     lira_auc_floor: float  # the same for the first Retrain
-    lira_tpr_at_1_floor: float
+    lira_finds_floor: Finds
     rmia_auc: float
-    rmia_tpr_at_1: float
+    rmia_finds: Finds
     rmia_auc_floor: float
-    rmia_tpr_at_1_floor: float
+    rmia_finds_floor: Finds
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,15 +147,15 @@ def compared(unlearned: Phis, oracle: Phis) -> Evidence:
         **_distances(u, o),
         halves=_in_halves(u, o) if len(u) >= LEAST_IN_HALVES else None,
         ulira_accuracy=float(duel.accuracy.mean()),
-        ulira_tpr_at_1=_strength(duel.unlearned.ravel(), duel.never.ravel())[1],
+        ulira_finds=_strength(duel.unlearned.ravel(), duel.never.ravel())[1],
         lira_auc=lira[0],
-        lira_tpr_at_1=lira[1],
+        lira_finds=lira[1],
         lira_auc_floor=lira_floor[0],
-        lira_tpr_at_1_floor=lira_floor[1],
+        lira_finds_floor=lira_floor[1],
         rmia_auc=rmia_[0],
-        rmia_tpr_at_1=rmia_[1],
+        rmia_finds=rmia_[1],
         rmia_auc_floor=rmia_floor[0],
-        rmia_tpr_at_1_floor=rmia_floor[1],
+        rmia_finds_floor=rmia_floor[1],
     )
 
 
@@ -176,13 +193,13 @@ def _halvings(models: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[
         yield order[:half], order[half : 2 * half]
 
 
-def _lira(attacked: Phis, oracle: Phis) -> tuple[float, float]:
+def _lira(attacked: Phis, oracle: Phis) -> tuple[float, Finds]:
     """LiRA against the first model; its references are the Retrains of all other seeds, which saw neither set."""
     forget = lira_offline(attacked.forget[0], oracle.forget[1:])
     return _strength(forget, lira_offline(attacked.outsiders[0], oracle.outsiders[1:]))
 
 
-def _rmia(attacked: Phis, oracle: Phis) -> tuple[float, float]:
+def _rmia(attacked: Phis, oracle: Phis) -> tuple[float, Finds]:
     """RMIA against the first model, with the same references; phi is the logit of the confidence."""
     population = expit(attacked.population[0]), expit(oracle.population[1:])
     sets = (attacked.forget[0], oracle.forget[1:]), (attacked.outsiders[0], oracle.outsiders[1:])
@@ -190,6 +207,11 @@ def _rmia(attacked: Phis, oracle: Phis) -> tuple[float, float]:
     return _strength(members, outsiders)
 
 
-def _strength(members: Floats, outsiders: Floats) -> tuple[float, float]:
+def _strength(members: Floats, outsiders: Floats) -> tuple[float, Finds]:
     """The AUC, and the members found at few false alarms."""
-    return auc(members, outsiders).value, roc(members, outsiders).tpr_at(FALSE_ALARMS).tpr.value
+    few, fewest = (_found(roc(members, outsiders).tpr_at(fpr)) for fpr in FPRS)
+    return auc(members, outsiders).value, Finds(at_1=few, at_tenth=fewest)
+
+
+def _found(at: TprAt) -> Found:
+    return Found(at.tpr.value, at.tpr.low, at.tpr.high, at.enough)

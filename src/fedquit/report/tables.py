@@ -403,59 +403,66 @@ def _pair_cell(pair: Pair | None) -> Cell:
     return Cell(signed(pair.mean), (interval, verdict), not pair.different)
 
 
-_MANY = {
-    "klom": ("KLoM", 2, 1.0),
-    "klom_p95": (f"KLoM, 95{NBSP}%", 2, 1.0),
-    "forgetting_quality": ("Forgetting quality", 2, 1.0),
-    "epsilon": ("Epsilon", 1, 1.0),
-    "ulira_accuracy": ("U\u2011LiRA right (%)", 1, 100.0),
-    "ulira_tpr_at_1": ("U\u2011LiRA finds (%)", 1, 100.0),
-    "lira_auc": ("LiRA, AUC", 3, 1.0),
-    "lira_tpr_at_1": ("LiRA finds (%)", 1, 100.0),
-    "rmia_auc": ("RMIA, AUC", 3, 1.0),
-    "rmia_tpr_at_1": ("RMIA finds (%)", 1, 100.0),
-}
-
-
-_HALVED = ("klom", "klom_p95", "forgetting_quality", "epsilon")
-
-
 def many_models(found: Comparison) -> Table | None:
     """What needs many models of each kind: two procedures compared, not two models."""
-    shown = {k: v for k, v in _MANY.items() if any(k in many for many in found.many.values())}
+    makers: dict[str, Callable[[Mapping[str, Any]], Cell]] = {
+        "KLoM": lambda many: _halved(many, "klom", 2),
+        f"KLoM, 95{NBSP}%": lambda many: _halved(many, "klom_p95", 2),
+        "Forgetting quality": lambda many: _halved(many, "forgetting_quality", 2),
+        "Epsilon": lambda many: _halved(many, "epsilon", 1),
+        "U\u2011LiRA right (%)": lambda many: Cell(_in_percent(many.get("ulira_accuracy"))),
+        f"U\u2011LiRA finds at 1{NBSP}% (%)": lambda many: _finds(many, "ulira", 0.01),
+        f"U\u2011LiRA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "ulira", 0.001),
+        "LiRA, AUC": lambda many: _auc(many, "lira"),
+        f"LiRA finds at 1{NBSP}% (%)": lambda many: _finds(many, "lira", 0.01),
+        f"LiRA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "lira", 0.001),
+        "RMIA, AUC": lambda many: _auc(many, "rmia"),
+        f"RMIA finds at 1{NBSP}% (%)": lambda many: _finds(many, "rmia", 0.01),
+        f"RMIA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "rmia", 0.001),
+    }
+    made = {head: [make(many) for many in found.many.values()] for head, make in makers.items()}
+    shown = {head: cells for head, cells in made.items() if any(cell.text != DASH or cell.notes for cell in cells)}
     if not shown:
         return None
-    lines = []
-    for method, many in found.many.items():
-        cells = []
-        for key, (_, digits, times) in shown.items():
-            if key in _HALVED:
-                cells.append(_halved(many, key, digits))
-                continue
-            floor = many.get(f"{key}_floor")
-            notes = (f"Retrain {fixed(times * floor, digits)}",) if floor is not None else ()
-            cells.append(Cell(fixed(times * many[key], digits) if key in many else DASH, notes))
-        lines.append(Line(method, cells))
+    lines = [Line(method, [cells[i] for cells in shown.values()]) for i, method in enumerate(found.many)]
     models = max(many.get("models", 0) for many in found.many.values())
     return Table(
         "Over many models",
         f"{models:g} unlearned models against {models:g} Retrains, all of other seeds; means over targets",
-        ["Method", *(head for head, *_ in shown.values())],
+        ["Method", *shown],
         lines,
         "Below each number, what Retrain gets in the method’s place, where that is not known beforehand: the closer, "
         f"the better. KLoM: 0 is alike. Forgetting quality: 1 is alike, 0 told apart. U-LiRA right: 50{NBSP}% cannot "
-        f"tell. Finds: at 1{NBSP}% false alarms. KLoM, forgetting quality and epsilon depend on how many models there "
-        "are, and Retrain against Retrain has half of them: below, both are measured with so many, as means over "
-        "halvings, and where the method is no farther than the farthest of Retrain’s it is not a difference.",
+        f"tell. Finds: the share of members found while that share of the outsiders is taken for them, with 95{NBSP}% "
+        "intervals. KLoM, forgetting quality and epsilon depend on how many models there are, and Retrain against "
+        "Retrain has half of them: below, both are measured with so many, as means over halvings, and where the method "
+        "is no farther than the farthest of Retrain’s it is not a difference.",
     )
+
+
+def _auc(many: Mapping[str, Any], attack: str) -> Cell:
+    floor = many.get(f"{attack}_auc_floor")
+    return Cell(fixed(many.get(f"{attack}_auc"), 3), (f"Retrain {fixed(floor, 3)}",) if floor is not None else ())
+
+
+def _finds(many: Mapping[str, Any], attack: str, rate: float) -> Cell:
+    """Whom an attack finds; older comparisons have the share at 1 % alone, without its interval."""
+    name = "at_1" if rate == 0.01 else "at_tenth"
+    found, floor = (_object(_object(many.get(f"{attack}_finds{end}")).get(name)) for end in ("", "_floor"))
+    if not found and name == "at_1":
+        found, floor = ({"value": many.get(f"{attack}_tpr_at_1{end}")} for end in ("", "_floor"))
+    return _found_cell(found, floor, rate)
+
+
+def _object(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
 
 
 def _halved(many: Mapping[str, Any], key: str, digits: int) -> Cell:
     """The measure over all models, and below it the method and Retrain with half of them each."""
     text = fixed(many.get(key), digits)
-    halves = many.get("halves")
-    half = halves.get(key) if isinstance(halves, dict) else None
-    if not isinstance(half, dict) or not {"method", "retrain", "farthest", "different"} <= half.keys():
+    half = _object(_object(many.get("halves")).get(key))
+    if not {"method", "retrain", "farthest", "different"} <= half.keys():
         return Cell(text)
     method, retrain, farthest = (fixed(half[k], digits) for k in ("method", "retrain", "farthest"))
     bound = "at least" if half["farthest"] < half["retrain"] else "at most"
