@@ -119,6 +119,17 @@ def test_the_price_of_forgetting_is_the_rise_of_the_retained_loss() -> None:
     assert who.price_of_forgetting(scaled(1.0), scaled(3.0)) == pytest.approx(losses[1] - losses[0], rel=1e-6)
 
 
+def test_both_snapshots_together_name_who_they_find_and_against_whom() -> None:
+    leak = evaluation().against(scaled(1.0), scaled(0.0), None)
+    assert leak["leakage_against"] == "holdout"
+    assert leak["leakage_tpr_at_0.01_low"] < leak["leakage_tpr_at_0.01"] <= leak["leakage_tpr_at_0.01_high"]
+    assert leak["leakage_tpr_at_0.01"] > 0.5, "confidence falls where it was earned"
+    assert not leak["leakage_tpr_at_0.001_enough"], "20 outsiders cannot show one false alarm in a thousand"
+    unchanged = evaluation(holdout=False).against(scaled(1.0), scaled(1.0), None)
+    assert unchanged["leakage_against"] == "test"
+    assert unchanged["leakage_tpr_at_0.01"] == 0.0
+
+
 def named_in_the_docs() -> set[str]:
     """The first column of the table of fields."""
     page = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text()

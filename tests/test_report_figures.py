@@ -218,7 +218,23 @@ PAIR = {
     "units": 3,
     "different": True,
 }
-MANY = {"models": 8.0, "klom": 2.5, "klom_floor": 1.25, "ulira_accuracy": 0.75, "rmia_tpr_at_1": 0.125}
+MANY = {
+    "models": 8.0,
+    "klom": 2.5,
+    "forgetting_quality": 0.4,
+    "ulira_accuracy": 0.75,
+    "lira_auc": 0.625,
+    "lira_auc_floor": 0.5,
+    "rmia_finds": {
+        "at_1": {"value": 0.125, "low": 0.1, "high": 0.15, "enough": True},
+        "at_tenth": {"value": 0.05, "low": 0.0, "high": 0.2, "enough": False},
+    },
+    "rmia_finds_floor": {"at_1": {"value": 0.01, "low": 0.0, "high": 0.03, "enough": True}},
+    "halves": {
+        "klom": {"method": 4.5, "retrain": 3.25, "farthest": 3.5, "different": True},
+        "forgetting_quality": {"method": 0.25, "retrain": 0.3, "farthest": 0.2, "different": False},
+    },
+}
 TOGETHER: dict[str, Any] = {
     "schema": 1,
     "first": "fedquit",
@@ -274,9 +290,25 @@ def test_a_comparison_tells_its_pairs_and_calls_a_difference_one(tmp_path: Path)
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_comparison_tells_what_many_models_say_beside_retrain(tmp_path: Path) -> None:
-    found = table(comparison(tmp_path, TOGETHER), "Over many models")
-    assert found[0] == ["Method", "KLoM", "U\u2011LiRA right (%)", "RMIA finds (%)"]
-    assert found[1] == ["fedquit", "2.50 Retrain 1.25", "75.0", "12.5"]
+    html = comparison(tmp_path, TOGETHER)
+    found = table(html, "Over many models")
+    assert found[0][:5] == ["Method", "KLoM", "Forgetting quality", "U\u2011LiRA right (%)", "LiRA, AUC"]
+    assert found[0][5:] == ["RMIA finds at 1 % (%)", "RMIA finds at 0.1 % (%)"]
+    assert found[1][1:3] == [
+        "2.50 at 4: 4.50 Retrain 3.25, at most 3.50 a difference",
+        "0.40 at 4: 0.25 Retrain 0.30, at least 0.20 no difference",
+    ]
+    assert found[1][3:5] == ["75.0", "0.625 Retrain 0.500"]
+    assert found[1][5:] == ["12.5 10.0 to 15.0 Retrain 1.0 (0.0 to 3.0)", "– too few outsiders for 0.1 %"]
+    assert "0.40 <small>at 4: 0.25</small>" in html.split('class="number calm">')[-1], "what is no difference is grey"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_of_an_older_comparison_the_floor_from_fewer_models_is_not_shown(tmp_path: Path) -> None:
+    older = {"models": 8.0, "klom": 2.5, "klom_floor": 1.25, "lira_tpr_at_1": 0.125, "lira_tpr_at_1_floor": 0.02}
+    line = {"method": "fedquit", "phase": "recovered", "references": older | {"halves": 3, "rmia_finds": "?"}}
+    found = table(comparison(tmp_path, TOGETHER | {"table": [line]}), "Over many models")
+    assert found == [["Method", "KLoM", "LiRA finds at 1 % (%)"], ["fedquit", "2.50", "12.5 Retrain 2.0"]]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -335,6 +367,32 @@ def test_other_distances_are_told_beside_what_retrain_gets(tmp_path: Path) -> No
     floor["rows"][3]["floor"] = {"forget_acc": 10.0, "retain_acc": 10.0, "test_acc": 60.0}
     told = table(report(tmp_path, floor), "Other distances to Retrain")[1]
     assert told[1] == "0.512 floor 0.324: no difference"
+
+
+def leaks(share: float, *, enough: bool = True) -> dict[str, Any]:
+    """What two snapshots give away: `share` of the forgotten at both rates; `enough` outsiders for the lower one."""
+    found: dict[str, Any] = {"leakage_auc": 0.75, "leakage_against": "holdout"}
+    for rate, whether in (("0.01", True), ("0.001", enough)):
+        key = f"leakage_tpr_at_{rate}"
+        found |= {key: share, f"{key}_low": share / 2, f"{key}_high": 2 * share, f"{key}_enough": whether}
+    return found
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_two_snapshots_tell_whom_they_find_and_the_outsiders_by_name(tmp_path: Path) -> None:
+    apart = full()
+    apart["rows"][1] |= leaks(0.1)
+    apart["rows"][3] |= leaks(0.25)
+    found = table(report(tmp_path, apart), "Other distances to Retrain")
+    assert found[0][3:] == ["Two snapshots, AUC", "Two snapshots find at 1 % (%)", "Two snapshots find at 0.1 % (%)"]
+    assert found[1][3] == "0.750 Retrain 0.750 against hold-out data"
+    assert found[1][4:] == ["25.0 12.5 to 50.0 Retrain 10.0 (5.0 to 20.0)"] * 2
+    other = full()
+    other["rows"][3] |= leaks(0.5, enough=False) | {"leakage_against": "test"}
+    together = table(report(tmp_path, apart, other), "Other distances to Retrain")[1]
+    assert together[3] == "0.750 Retrain 0.750 against hold-out data and test data"
+    assert together[4].startswith("37.5 18.8 to 75.0"), "the mean of both requests"
+    assert together[5] == "– too few outsiders for 0.1 %", "one of them has too few"
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -223,7 +223,7 @@ def _tried(recipe: Recipe, task: Task, cache: Path, reporter: Reporter) -> Answe
 def _filled(outcome: Outcome, answer: Answer) -> Outcome:
     if answer.get("failure"):
         return dataclasses.replace(outcome, failure=answer["failure"])
-    evidence = Evidence(**answer["evidence"]) if answer.get("evidence") else None
+    evidence = build(Evidence, answer["evidence"], "evidence") if answer.get("evidence") else None
     return dataclasses.replace(outcome, rows=tuple(answer["rows"]), evidence=evidence)
 
 

@@ -14,7 +14,7 @@ from fedquit.core import ClientId
 from fedquit.metrics.gaps import Gap, avg_gap, gap, inside_floor, paired
 from fedquit.metrics.tug_of_war import tug_of_war
 from fedquit.recipe import Recipe
-from fedquit.references import Evidence
+from fedquit.references import Evidence, is_farther
 from fedquit.rows import Row
 
 THRESHOLDS = ("mia_song_correctness", "mia_song_confidence", "mia_song_entropy", "mia_song_modified_entropy")
@@ -84,7 +84,7 @@ class Line:
     avg_gap: float | None = None
     tug_of_war: float | None = None  # the mean over runs
     tug_of_war_mia: float | None = None  # with Yeom's attack in place of the forget accuracy
-    references: dict[str, float] = dataclasses.field(default_factory=dict)  # means of what needs many models
+    references: dict[str, Any] = dataclasses.field(default_factory=dict)  # means of what needs many models
     inside_floor: tuple[str, ...] = ()  # gaps no larger than what another seed does to Retrain
     # what each share of Retrain's bytes pays for: means, gaps and the share that was spent, over the runs it pays for
     budgets: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
@@ -247,11 +247,21 @@ def _costs(rows: Sequence[Row]) -> dict[str, float]:
     return {"bytes": _mean(map(_bytes, rows)), "client_epochs": epochs, "flops": flops}
 
 
-def _references(found: Sequence[Evidence]) -> dict[str, float]:
-    if not found:
-        return {}
-    each = [dataclasses.asdict(e) for e in found]
-    return {k: _mean(e[k] for e in each) for k in each[0] if all(e[k] is not None for e in each)}
+def _references(found: Sequence[Evidence]) -> dict[str, Any]:
+    """Means over the runs; in halves, whether the method is then farther from Retrain than Retrain itself."""
+    means: dict[str, Any] = _averaged([dataclasses.asdict(e) for e in found]) if found else {}
+    for measure, half in means.get("halves", {}).items():
+        half["different"] = is_farther(measure, half["method"], half["farthest"])
+    return means
+
+
+def _averaged(values: Sequence[Any]) -> Any:  # noqa: ANN401 - what JSON can say
+    """The mean of numbers, and of each part of what all have; what is yes or no must be so for all."""
+    if isinstance(values[0], bool):
+        return all(values)
+    if isinstance(values[0], dict):
+        return {k: _averaged([v[k] for v in values]) for k in values[0] if all(v[k] is not None for v in values)}
+    return _mean(values)
 
 
 def _bytes(row: Row) -> float:

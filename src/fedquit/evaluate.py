@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedquit.attacks import ATTACKS
-from fedquit.attacks.strength import FPRS, roc
+from fedquit.attacks.strength import FPRS, TprAt, roc
 from fedquit.core import Model, Params, Request, Task
 from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.engine import Address, Examples, run_client
@@ -81,11 +81,13 @@ class Evaluation:
         forgotten, outsiders = (
             (signals(self.model, before, a, b), signals(self.model, after, a, b)) for a, b in ((x, y), (null_x, null_y))
         )
-        leak = leakage(forgotten, outsiders).auc
+        leak = leakage(forgotten, outsiders)
         measures: dict[str, Any] = {
-            "leakage_auc": leak.value,
-            "leakage_auc_low": leak.low,
-            "leakage_auc_high": leak.high,
+            "leakage_against": null,
+            "leakage_auc": leak.auc.value,
+            "leakage_auc_low": leak.auc.low,
+            "leakage_auc_high": leak.auc.high,
+            **_found("leakage_tpr", leak.tpr),
         }
         return measures | (self.distance(after, gold) if gold is not None else {})
 
@@ -153,14 +155,19 @@ def _against_holdout(forget: Signals, holdout: Signals) -> dict[str, Any]:
 def _exposure(forget: Signals, null: Signals, against: str) -> dict[str, Any]:
     """How well phi tells the forget data from data that never trained, where it counts: at few false alarms."""
     curve = roc(forget.phi, null.phi)
-    measures: dict[str, Any] = {"exposed_against": against}
-    for fpr in FPRS:
-        at = curve.tpr_at(fpr)
-        name = f"tpr_at_{fpr:g}"
-        measures |= {name: at.tpr.value, f"{name}_low": at.tpr.low, f"{name}_high": at.tpr.high}
-        measures[f"{name}_enough"] = at.enough
+    measures = {"exposed_against": against} | _found("tpr", map(curve.tpr_at, FPRS))
     tpr = [float(curve.tpr[int(np.searchsorted(curve.fpr, f, side="right")) - 1]) for f in POINTS]
     return measures | {"roc": {"fpr": [round(float(f), 6) for f in POINTS], "tpr": [round(t, 5) for t in tpr]}}
+
+
+def _found(name: str, rates: Iterable[TprAt]) -> dict[str, Any]:
+    """Who is found at each rate of false alarms, with the interval, and whether the outsiders suffice for that rate."""
+    measures: dict[str, Any] = {}
+    for at in rates:
+        key = f"{name}_at_{at.asked:g}"
+        measures |= {key: at.tpr.value, f"{key}_low": at.tpr.low, f"{key}_high": at.tpr.high}
+        measures[f"{key}_enough"] = at.enough
+    return measures
 
 
 def _densities(sets: dict[str, Signals]) -> dict[str, Any]:

@@ -8,15 +8,17 @@ is what unlearning is about. The Retrains lie in the cache and serve every metho
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import expit
 
 from fedquit.attacks.lira import lira_offline, ulira
 from fedquit.attacks.rmia import rmia
-from fedquit.attacks.strength import auc, roc
+from fedquit.attacks.strength import FPRS, TprAt, auc, roc
 from fedquit.core import Params
 from fedquit.errors import InputError
 from fedquit.evaluate import Set
@@ -30,8 +32,47 @@ from fedquit.training import Attached, Reporter
 from fedquit.world import open_world
 
 SEED_STEP = 7_919  # between the seeds of two reference models
-LEAST = 4  # models of each kind: forgetting quality needs 3, and two halves of Retrains make the floor
-FALSE_ALARMS = 0.01  # at which true positives are counted
+LEAST = 4  # models of each kind: forgetting quality needs 3
+LEAST_IN_HALVES = 6  # the same for each half; fewer could not be halved in as many ways as there are halvings
+HALVINGS = 19  # of the models: by chance, a twentieth one is farther than all of them one time in twenty
+FALLING = "forgetting_quality"  # the one measure that is lower, the farther two kinds of model lie apart
+
+
+@dataclass(frozen=True)
+class InHalves:
+    """A measure between halves of the models: means over the halvings, and the farthest of Retrain's."""
+
+    method: float  # unlearned models against Retrains of other seeds
+    retrain: float  # Retrains in their place, just as many
+    farthest: float
+
+
+@dataclass(frozen=True)
+class Halves:
+    """What depends on how many models there are: the method and Retrain measured with equally many."""
+
+    klom: InHalves
+    klom_p95: InHalves
+    forgetting_quality: InHalves
+    epsilon: InHalves
+
+
+@dataclass(frozen=True)
+class Found:
+    """The share of members that an attack finds at some rate of false alarms, with Clopper and Pearson's interval."""
+
+    value: float
+    low: float
+    high: float
+    enough: bool  # whether there are outsiders enough for that rate
+
+
+@dataclass(frozen=True)
+class Finds:
+    """Whom an attack finds at few false alarms."""
+
+    at_1: Found  # percent
+    at_tenth: Found  # of a percent
 
 
 @dataclass(frozen=True)
@@ -41,21 +82,19 @@ class Evidence:
     models: int
     klom: float  # mean over the examples
     klom_p95: float
-    klom_floor: float  # one half of the Retrains against the other
     forgetting_quality: float  # F, from 0 to 1
-    forgetting_quality_floor: float | None  # in halves as well: None with fewer than 6 models
     epsilon: float  # the median over the examples
-    epsilon_floor: float | None
+    halves: Halves | None  # the four above beside Retrain's; None with fewer than 6 models
     ulira_accuracy: float  # how often U-LiRA tells the two kinds apart; one half means that it cannot
-    ulira_tpr_at_1: float  # at 1 % false alarms
+    ulira_finds: Finds  # without a floor: told from itself, Retrain is found as often as there are false alarms
     lira_auc: float  # offline, of the first unlearned model: forget data against data that nobody trained on
-    lira_tpr_at_1: float
+    lira_finds: Finds
     lira_auc_floor: float  # the same for the first Retrain
-    lira_tpr_at_1_floor: float
+    lira_finds_floor: Finds
     rmia_auc: float
-    rmia_tpr_at_1: float
+    rmia_finds: Finds
     rmia_auc_floor: float
-    rmia_tpr_at_1_floor: float
+    rmia_finds_floor: Finds
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,40 +139,67 @@ def gathered(
 def compared(unlearned: Phis, oracle: Phis) -> Evidence:
     """Tell the two kinds of models apart in every way that there is."""
     u, o = unlearned.forget, oracle.forget
-    half = len(u) // 2
-    apart, duel, quality = klom(u, o), ulira(u, o), forgetting_quality(u, o)
-    floor = forgetting_quality(o[:half], o[half : 2 * half]) if half >= 3 else None
+    duel = ulira(u, o)
     found = [(_lira(kind, oracle), _rmia(kind, oracle)) for kind in (unlearned, oracle)]
     (lira, rmia_), (lira_floor, rmia_floor) = found
     return Evidence(
         models=len(u),
-        klom=apart.mean,
-        klom_p95=apart.p95,
-        klom_floor=klom(o[:half], o[half:]).mean,
-        forgetting_quality=quality.score,
-        forgetting_quality_floor=floor.score if floor else None,
-        epsilon=float(np.median(quality.epsilon)),
-        epsilon_floor=float(np.median(floor.epsilon)) if floor else None,
+        **_distances(u, o),
+        halves=_in_halves(u, o) if len(u) >= LEAST_IN_HALVES else None,
         ulira_accuracy=float(duel.accuracy.mean()),
-        ulira_tpr_at_1=_strength(duel.unlearned.ravel(), duel.never.ravel())[1],
+        ulira_finds=_strength(duel.unlearned.ravel(), duel.never.ravel())[1],
         lira_auc=lira[0],
-        lira_tpr_at_1=lira[1],
+        lira_finds=lira[1],
         lira_auc_floor=lira_floor[0],
-        lira_tpr_at_1_floor=lira_floor[1],
+        lira_finds_floor=lira_floor[1],
         rmia_auc=rmia_[0],
-        rmia_tpr_at_1=rmia_[1],
+        rmia_finds=rmia_[1],
         rmia_auc_floor=rmia_floor[0],
-        rmia_tpr_at_1_floor=rmia_floor[1],
+        rmia_finds_floor=rmia_floor[1],
     )
 
 
-def _lira(attacked: Phis, oracle: Phis) -> tuple[float, float]:
+def is_farther(measure: str, method: float, farthest: float) -> bool:
+    """Whether a method lies farther from Retrain than Retrain itself in any halving."""
+    return method < farthest if measure == FALLING else method > farthest
+
+
+def _distances(unlearned: Floats, oracle: Floats) -> dict[str, float]:
+    apart, quality = klom(unlearned, oracle), forgetting_quality(unlearned, oracle)
+    epsilon = float(np.median(quality.epsilon))
+    return {"klom": apart.mean, "klom_p95": apart.p95, "forgetting_quality": quality.score, "epsilon": epsilon}
+
+
+def _in_halves(unlearned: Floats, oracle: Floats) -> Halves:
+    """Half of the models of either kind against the Retrains of the other half of the seeds.
+
+    These measures depend on how many models they see, and Retrain against Retrain has only half as many to see.
+    """
+    both = [(_distances(unlearned[a], oracle[b]), _distances(oracle[a], oracle[b])) for a, b in _halvings(len(oracle))]
+
+    def measured(name: str) -> InHalves:
+        method, retrain = ([found[kind][name] for found in both] for kind in (0, 1))
+        farthest = min(retrain) if name == FALLING else max(retrain)
+        return InHalves(float(np.mean(method)), float(np.mean(retrain)), farthest)
+
+    return Halves(**{field.name: measured(field.name) for field in dataclasses.fields(Halves)})
+
+
+def _halvings(models: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """The same ones for every method."""
+    draw, half = np.random.default_rng(0), models // 2
+    for _ in range(HALVINGS):
+        order = draw.permutation(models)
+        yield order[:half], order[half : 2 * half]
+
+
+def _lira(attacked: Phis, oracle: Phis) -> tuple[float, Finds]:
     """LiRA against the first model; its references are the Retrains of all other seeds, which saw neither set."""
     forget = lira_offline(attacked.forget[0], oracle.forget[1:])
     return _strength(forget, lira_offline(attacked.outsiders[0], oracle.outsiders[1:]))
 
 
-def _rmia(attacked: Phis, oracle: Phis) -> tuple[float, float]:
+def _rmia(attacked: Phis, oracle: Phis) -> tuple[float, Finds]:
     """RMIA against the first model, with the same references; phi is the logit of the confidence."""
     population = expit(attacked.population[0]), expit(oracle.population[1:])
     sets = (attacked.forget[0], oracle.forget[1:]), (attacked.outsiders[0], oracle.outsiders[1:])
@@ -141,6 +207,11 @@ def _rmia(attacked: Phis, oracle: Phis) -> tuple[float, float]:
     return _strength(members, outsiders)
 
 
-def _strength(members: Floats, outsiders: Floats) -> tuple[float, float]:
+def _strength(members: Floats, outsiders: Floats) -> tuple[float, Finds]:
     """The AUC, and the members found at few false alarms."""
-    return auc(members, outsiders).value, roc(members, outsiders).tpr_at(FALSE_ALARMS).tpr.value
+    few, fewest = (_found(roc(members, outsiders).tpr_at(fpr)) for fpr in FPRS)
+    return auc(members, outsiders).value, Finds(at_1=few, at_tenth=fewest)
+
+
+def _found(at: TprAt) -> Found:
+    return Found(at.tpr.value, at.tpr.low, at.tpr.high, at.enough)

@@ -50,7 +50,8 @@ class RowMaker:
 def mean_row(rows: list[Row]) -> Row:
     """The first row, with the measures averaged over all (one, or the paper's three recoveries)."""
     kinds = ("auc", "mia_", "leakage", "tpr_at_", "entropy_ks", "forget_js", "backdoor_")
-    measures = [k for k in rows[0] if k.endswith(("_acc", "_loss")) or (k.startswith(kinds) and "_enough" not in k)]
+    told = ("_enough", "_against")  # of the outsiders, who are the same for all
+    measures = [k for k in rows[0] if k.endswith(("_acc", "_loss")) or (k.startswith(kinds) and not k.endswith(told))]
     means = {k: sum(r[k] for r in rows) / len(rows) for k in measures if rows[0][k] is not None}
     return rows[0] | means | {"runs": len(rows)}
 

@@ -257,11 +257,11 @@ _MANY = {
     "F": ("forgetting_quality", "{:.2f}"),
     "epsilon": ("epsilon", "{:.1f}"),
     "U-LiRA right": ("ulira_accuracy", "{:.1%}"),
-    "U-LiRA": ("ulira_tpr_at_1", "{:.1%}"),
+    "U-LiRA": ("ulira_finds", "{:.1%}"),
     "LiRA AUC": ("lira_auc", "{:.3f}"),
-    "LiRA": ("lira_tpr_at_1", "{:.1%}"),
+    "LiRA": ("lira_finds", "{:.1%}"),
     "RMIA AUC": ("rmia_auc", "{:.3f}"),
-    "RMIA": ("rmia_tpr_at_1", "{:.1%}"),
+    "RMIA": ("rmia_finds", "{:.1%}"),
 }
 
 
@@ -277,12 +277,26 @@ def _print_references(lines: list[Line]) -> None:
     for line in known:
         cells = []
         for name, form in _MANY.values():
-            floor = line.references.get(f"{name}_floor")
-            beside = f" ({form.format(floor)})" if floor is not None else ""
-            cells.append(form.format(line.references[name]) + beside)
+            cells.append(form.format(_number(line.references[name])) + _in_its_place(line.references, name, form))
         table.add_row(line.method, *cells)
     screen.print(table)
+    if any("halves" in line.references for line in known):
+        screen.print("KLoM, F, epsilon: (the method/Retrain with half the models, ≈ where that is no difference).")
     screen.print("U-LiRA, LiRA, RMIA: found at 1 % false alarms; U-LiRA right: 50 % cannot tell; F: 1 is alike.")
+
+
+def _in_its_place(found: dict[str, Any], name: str, form: str) -> str:
+    """What Retrain gets, beside the method's where both are measured with half of the models."""
+    half, floor = found.get("halves", {}).get(name), found.get(f"{name}_floor")
+    if half:
+        mark = "" if half["different"] else "≈"
+        return f" ({mark}{form.format(half['method'])}/{form.format(half['retrain'])})"
+    return f" ({form.format(_number(floor))})" if floor is not None else ""
+
+
+def _number(found: float | dict[str, Any]) -> float:
+    """Itself, or the share found at 1 % false alarms."""
+    return float(found["at_1"]["value"]) if isinstance(found, dict) else found
 
 
 def _with_gap(line: Line, metric: str) -> str:

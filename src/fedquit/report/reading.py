@@ -89,7 +89,7 @@ class Comparison:
     folder: str
     first: str = ""  # the method that the others are paired with
     pairs: Mapping[str, Mapping[str, Pair]] = field(default_factory=dict)  # by method and measure
-    many: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by method: what needs many models
+    many: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method: what needs many models
     failed: Sequence[Failed] = ()
     floors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by method, "" for all
     own_floors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by "seed-0/client-2"
@@ -189,9 +189,11 @@ def _pairs(found: object) -> dict[str, Pair]:
     return pairs
 
 
-def _numbers(found: object) -> dict[str, float]:
+def _numbers(found: object) -> dict[str, Any]:
+    """The numbers of an object, what it says with yes or no, and those of the objects in it."""
     values = found.items() if isinstance(found, dict) else ()
-    return {str(k): n for k, v in values if (n := number(v)) is not None}
+    known = {str(k): _numbers(v) if isinstance(v, dict) else v if isinstance(v, bool) else number(v) for k, v in values}
+    return {k: v for k, v in known.items() if v is not None}
 
 
 def _floors(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

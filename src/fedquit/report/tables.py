@@ -368,13 +368,13 @@ def distances(groups: Sequence[Group]) -> Table | None:
         "Tug\u2011of\u2011War": lambda g: _tug_cell(g, "forget_acc"),
         "Tug\u2011of\u2011War, MIA": lambda g: _tug_cell(g, "mia_yeom"),
         "JS divergence": lambda g: _beside(g, "forget_js", mean(p.floor.get("forget_js") for p in g.parts), "floor"),
-        "Two snapshots, AUC": lambda g: _beside(
-            g, "leakage_auc", mean(p.get("retrained", "leakage_auc") for p in g.parts), "Retrain"
-        ),
+        "Two snapshots, AUC": _leaked,
+        f"Two snapshots find at 1{NBSP}% (%)": lambda g: _leaked_to(g, 0.01),
+        f"Two snapshots find at 0.1{NBSP}% (%)": lambda g: _leaked_to(g, 0.001),
         "Relearning, × Retrain": _relearning,
     }
     made = {head: [make(group) for group in groups] for head, make in makers.items()}
-    shown = {head: cells for head, cells in made.items() if any(cell.text != DASH for cell in cells)}
+    shown = {head: cells for head, cells in made.items() if any(cell.text != DASH or cell.notes for cell in cells)}
     if not shown:
         return None
     lines = [Line(group.label, [cells[i] for cells in shown.values()]) for i, group in enumerate(groups)]
@@ -386,7 +386,8 @@ def distances(groups: Sequence[Group]) -> Table | None:
         "Tug-of-War: 1 is alike in forget, retain and test accuracy (MIA: with Yeom’s attack in place of the forget "
         "accuracy). JS divergence: between the predictions on the "
         "forget data, in nats; the floor is that of two Retrains. Two snapshots: what somebody learns who holds the "
-        "model before and after; 0.5 is nothing, and Retrain gives away something as well."
+        "model before and after; an AUC of 0.5 is nothing, and Retrain gives away something as well. Find: the share "
+        f"of the forgotten found while that share of the outsiders is taken for them, with 95{NBSP}% intervals."
         + (" Relearning: below 1, knowledge was left." if "Relearning, × Retrain" in shown else ""),
     )
 
@@ -427,6 +428,52 @@ def _beside(group: Group, key: str, other: float | None, word: str) -> Cell:
     return Cell(fixed(value, 3), notes, inside)
 
 
+_OUTSIDERS = {"holdout": "hold-out data", "test": "test data"}
+
+
+def _leaked(group: Group) -> Cell:
+    """What both snapshots give away together, beside Retrain's, and against whom."""
+    cell = _beside(group, "leakage_auc", mean(p.get("retrained", "leakage_auc") for p in group.parts), "Retrain")
+    known = {part.row("recovered").get("leakage_against") for part in group.parts}
+    against = " and ".join(words for name, words in _OUTSIDERS.items() if name in known)
+    return Cell(cell.text, (*cell.notes, f"against {against}")) if against else cell
+
+
+def _leaked_to(group: Group, rate: float) -> Cell:
+    """Who is found by both snapshots together at so many false alarms."""
+    name = f"leakage_tpr_at_{rate:g}"
+
+    def found(phase: str) -> dict[str, Any]:
+        ends = {"value": name, "low": f"{name}_low", "high": f"{name}_high"}
+        enough = all(part.row(phase).get(f"{name}_enough") is not False for part in group.parts)
+        return {end: mean(part.get(phase, key) for part in group.parts) for end, key in ends.items()} | {
+            "enough": enough
+        }
+
+    return _found_cell(found("recovered"), found("retrained"), rate)
+
+
+def _found_cell(found: Mapping[str, Any], retrain: Mapping[str, Any], rate: float) -> Cell:
+    """A share of members with its interval, beside Retrain's; or that the outsiders are too few to say."""
+    if found.get("enough") is False:
+        return Cell(DASH, (f"too few outsiders for {100 * rate:g}{NBSP}%",))
+    if found.get("value") is None:
+        return Cell(DASH)
+    interval, beside = _interval(found), _interval(retrain)
+    there = f"Retrain {_in_percent(retrain.get('value'))}" + (f" ({beside})" if beside else "")
+    notes = (interval, there if retrain.get("value") is not None else "")
+    return Cell(_in_percent(found["value"]), tuple(note for note in notes if note))
+
+
+def _interval(found: Mapping[str, Any]) -> str:
+    low, high = found.get("low"), found.get("high")
+    return "" if low is None or high is None else f"{_in_percent(low)} to {_in_percent(high)}"
+
+
+def _in_percent(value: float | None) -> str:
+    return fixed(None if value is None else 100 * value)
+
+
 _PAIRED = {"avg_gap": "Avg. gap", **GAPS, "test_acc": "Test", "backdoor_asr": "Backdoor"}
 
 
@@ -456,44 +503,72 @@ def _pair_cell(pair: Pair | None) -> Cell:
     return Cell(signed(pair.mean), (interval, verdict), not pair.different)
 
 
-_MANY = {
-    "klom": ("KLoM", 2, 1.0),
-    "klom_p95": (f"KLoM, 95{NBSP}%", 2, 1.0),
-    "forgetting_quality": ("Forgetting quality", 2, 1.0),
-    "epsilon": ("Epsilon", 1, 1.0),
-    "ulira_accuracy": ("U\u2011LiRA right (%)", 1, 100.0),
-    "ulira_tpr_at_1": ("U\u2011LiRA finds (%)", 1, 100.0),
-    "lira_auc": ("LiRA, AUC", 3, 1.0),
-    "lira_tpr_at_1": ("LiRA finds (%)", 1, 100.0),
-    "rmia_auc": ("RMIA, AUC", 3, 1.0),
-    "rmia_tpr_at_1": ("RMIA finds (%)", 1, 100.0),
-}
-
-
 def many_models(found: Comparison) -> Table | None:
     """What needs many models of each kind: two procedures compared, not two models."""
-    shown = {k: v for k, v in _MANY.items() if any(k in many for many in found.many.values())}
+    makers: dict[str, Callable[[Mapping[str, Any]], Cell]] = {
+        "KLoM": lambda many: _halved(many, "klom", 2),
+        f"KLoM, 95{NBSP}%": lambda many: _halved(many, "klom_p95", 2),
+        "Forgetting quality": lambda many: _halved(many, "forgetting_quality", 2),
+        "Epsilon": lambda many: _halved(many, "epsilon", 1),
+        "U\u2011LiRA right (%)": lambda many: Cell(_in_percent(many.get("ulira_accuracy"))),
+        f"U\u2011LiRA finds at 1{NBSP}% (%)": lambda many: _finds(many, "ulira", 0.01),
+        f"U\u2011LiRA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "ulira", 0.001),
+        "LiRA, AUC": lambda many: _auc(many, "lira"),
+        f"LiRA finds at 1{NBSP}% (%)": lambda many: _finds(many, "lira", 0.01),
+        f"LiRA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "lira", 0.001),
+        "RMIA, AUC": lambda many: _auc(many, "rmia"),
+        f"RMIA finds at 1{NBSP}% (%)": lambda many: _finds(many, "rmia", 0.01),
+        f"RMIA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "rmia", 0.001),
+    }
+    made = {head: [make(many) for many in found.many.values()] for head, make in makers.items()}
+    shown = {head: cells for head, cells in made.items() if any(cell.text != DASH or cell.notes for cell in cells)}
     if not shown:
         return None
-    lines = []
-    for method, many in found.many.items():
-        cells = []
-        for key, (_, digits, times) in shown.items():
-            floor = many.get(f"{key}_floor")
-            notes = (f"Retrain {fixed(times * floor, digits)}",) if floor is not None else ()
-            cells.append(Cell(fixed(times * many[key], digits) if key in many else DASH, notes))
-        lines.append(Line(method, cells))
+    lines = [Line(method, [cells[i] for cells in shown.values()]) for i, method in enumerate(found.many)]
     models = max(many.get("models", 0) for many in found.many.values())
     return Table(
         "Over many models",
         f"{models:g} unlearned models against {models:g} Retrains, all of other seeds; means over targets",
-        ["Method", *(head for head, *_ in shown.values())],
+        ["Method", *shown],
         lines,
         "Below each number, what Retrain gets in the method’s place, where that is not known beforehand: the closer, "
         f"the better. KLoM: 0 is alike. Forgetting quality: 1 is alike, 0 told apart. U-LiRA right: 50{NBSP}% cannot "
-        f"tell. Finds: at 1{NBSP}% false alarms. Retrain’s KLoM, forgetting quality and epsilon come from half as many "
-        "models of each kind, which makes them coarser.",
+        f"tell. Finds: the share of members found while that share of the outsiders is taken for them, with 95{NBSP}% "
+        "intervals. KLoM, forgetting quality and epsilon depend on how many models there are, and Retrain against "
+        "Retrain has half of them: below, both are measured with so many, as means over halvings, and where the method "
+        "is no farther than the farthest of Retrain’s it is not a difference.",
     )
+
+
+def _auc(many: Mapping[str, Any], attack: str) -> Cell:
+    floor = many.get(f"{attack}_auc_floor")
+    return Cell(fixed(many.get(f"{attack}_auc"), 3), (f"Retrain {fixed(floor, 3)}",) if floor is not None else ())
+
+
+def _finds(many: Mapping[str, Any], attack: str, rate: float) -> Cell:
+    """Whom an attack finds; older comparisons have the share at 1 % alone, without its interval."""
+    name = "at_1" if rate == 0.01 else "at_tenth"
+    found, floor = (_object(_object(many.get(f"{attack}_finds{end}")).get(name)) for end in ("", "_floor"))
+    if not found and name == "at_1":
+        found, floor = ({"value": many.get(f"{attack}_tpr_at_1{end}")} for end in ("", "_floor"))
+    return _found_cell(found, floor, rate)
+
+
+def _object(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _halved(many: Mapping[str, Any], key: str, digits: int) -> Cell:
+    """The measure over all models, and below it the method and Retrain with half of them each."""
+    text = fixed(many.get(key), digits)
+    half = _object(_object(many.get("halves")).get(key))
+    if not {"method", "retrain", "farthest", "different"} <= half.keys():
+        return Cell(text)
+    method, retrain, farthest = (fixed(half[k], digits) for k in ("method", "retrain", "farthest"))
+    bound = "at least" if half["farthest"] < half["retrain"] else "at most"
+    verdict = "a difference" if half["different"] else "no difference"
+    at = f"at {many.get('models', 0) // 2:g}: {method}"
+    return Cell(text, (at, f"Retrain {retrain}, {bound} {farthest}", verdict), not half["different"])
 
 
 def _client_cell(parts: Sequence[Part]) -> Cell:
