@@ -174,7 +174,7 @@ class Work:
         self.device = data.y.device
         self.recorded = engine.recording
         self.kernels = engine.kernels
-        self.batched = self.device.type == "cpu" and not engine.low
+        self.batched = not engine.recording and not engine.low
         shapes = {n: tuple(p.shape) for n, p in first.begun.items()}
         self.layout = Layout(shapes, convolutions_last=self.kernels or self.batched)
         like = next(iter(first.begun.values()))
@@ -270,8 +270,8 @@ class Work:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
+            self.clock.zero_()  # it may stand at the end of the last round, past which there is nothing to read
             self._step(width)
-            self.clock.zero_()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None
