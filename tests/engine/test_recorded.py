@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -119,3 +119,20 @@ def test_a_width_recorded_after_a_round_that_filled_its_room(model: FunctionalMo
     both.agree(Learn(LOCAL), (0, 2, 3), start=start)
     (work,) = both.works
     assert sorted(work.graphs) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        replace(LOCAL, momentum=0.9, weight_decay=1e-2),
+        replace(LOCAL, optimizer="adam", lr=1e-2, weight_decay=1e-2),
+        replace(LOCAL, optimizer="adamw", lr=1e-2, weight_decay=1e-2),
+        replace(LOCAL, clip=0.3, clip_tensor=0.2),
+    ],
+    ids=lambda local: f"{local.optimizer} momentum {local.momentum} clip {local.clip}",
+)
+def test_every_way_to_step_gives_the_same_in_every_round(model: FunctionalModel, local: Local) -> None:
+    both, start = Both(model, world(13, 4, 9, 1, 0)), model.init(0)
+    for _ in range(3):
+        start = both.agree(Learn(local), (0, 1, 2, 3, 4), start=start)
+    assert len(both.works) == 1, "one recording serves all rounds"

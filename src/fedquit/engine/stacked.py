@@ -294,7 +294,8 @@ class Work:
             loss, found = self._gradients(self.shared, plan.share, own, copies, each, *batch)
         with torch.no_grad():
             self.losses[:width] += loss.detach()
-            self._update(width, found, each, self.clock[0] + 1 if t is None else t + 1)
+            number = (self.clock[0] + 1).double() if t is None else t + 1  # whole numbers give powers in float32
+            self._update(width, found, each, number)
             self.clock += 1
 
     def _gradients(
