@@ -18,10 +18,14 @@ import torch
 
 from fedquit.core import ClientId, Local, Params, Task
 from fedquit.data.federated import Dataset, FederatedData
-from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine
+from fedquit.data.look import Pixels
+from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine, stacked
 from fedquit.engine.stacked import Work
 from fedquit.fedavg import Learn
+from fedquit.methods.fedau import LearnBoth
+from fedquit.methods.fukd import Imitate
 from fedquit.models import FunctionalModel, load_model
+from seam_methods import FromOwn
 
 EXACT = 1e-12  # of the largest parameter
 LOCAL = Local(batch_size=4, lr=0.1)
@@ -84,13 +88,18 @@ def model() -> FunctionalModel:
 
 
 class Both:
-    """A stacked engine that records and a sequential one, asked the same."""
+    """A stacked engine that records and a sequential one, asked the same, with the same at home."""
 
     def __init__(self, model: FunctionalModel, data: FederatedData, width: int = 0) -> None:
         self.homes: tuple[dict[str, Params], dict[str, Params]] = {}, {}
         self.stacked = StackedEngine(model, data, self.homes[0], width)
         self.sequential = SequentialEngine(model, data, self.homes[1])
         self.rounds = 0
+
+    def keep(self, name: str, kept: Mapping[ClientId, Params]) -> None:
+        """Put that into the clients' homes."""
+        for home in self.homes:
+            home.update({f"{client}/{name}": part for client, part in kept.items()})
 
     def agree(self, task: Task, clients: tuple[ClientId, ...], **sent: Params) -> Params:
         """One round, and where it leads the first client."""
@@ -101,14 +110,19 @@ class Both:
             assert (a.client, a.examples) == (b.client, b.examples)
             assert apart(a.params, b.params) <= EXACT
             assert a.loss == pytest.approx(b.loss, rel=1e-11, nan_ok=True)
+        one, other = self.homes
+        assert one.keys() == other.keys()
+        assert all(apart(one[key], kept) <= EXACT for key, kept in other.items())
         return expected[0].params
 
     @property
     def works(self) -> list[Work]:
+        """What was recorded."""
         return [work for work in self.stacked.works.values() if isinstance(work, Work)]
 
 
-def apart(found: Mapping[str, torch.Tensor], expected: Params) -> float:
+def apart(found: Params, expected: Params) -> float:
+    assert found.keys() == expected.keys()
     scale = max(float(p.abs().max()) for p in expected.values())
     return max(float((found[n] - p).abs().max()) for n, p in expected.items()) / scale
 
@@ -124,15 +138,82 @@ def test_a_width_recorded_after_a_round_that_filled_its_room(model: FunctionalMo
 @pytest.mark.parametrize(
     "local",
     [
+        LOCAL,
         replace(LOCAL, momentum=0.9, weight_decay=1e-2),
         replace(LOCAL, optimizer="adam", lr=1e-2, weight_decay=1e-2),
         replace(LOCAL, optimizer="adamw", lr=1e-2, weight_decay=1e-2),
         replace(LOCAL, clip=0.3, clip_tensor=0.2),
     ],
-    ids=lambda local: f"{local.optimizer} momentum {local.momentum} clip {local.clip}",
+    ids=["sgd", "momentum", "adam", "adamw", "clipped"],
 )
-def test_every_way_to_step_gives_the_same_in_every_round(model: FunctionalModel, local: Local) -> None:
-    both, start = Both(model, world(13, 4, 9, 1, 0)), model.init(0)
-    for _ in range(3):
-        start = both.agree(Learn(local), (0, 1, 2, 3, 4), start=start)
+def test_every_round_has_its_own_start_and_rate(model: FunctionalModel, local: Local) -> None:
+    """Of clients with more than a batch, one, fewer, one example and none."""
+    both, start = Both(model, world(13, 4, 9, 1, 3, 0)), model.init(0)
+    for number in range(3):
+        task = Learn(replace(local, lr=local.lr * 0.9**number))
+        start = both.agree(task, (0, 1, 2, 3, 4, 5), start=start)
+    both.agree(Learn(local), (0, 1, 2, 3, 4, 5), start=model.init(1))
     assert len(both.works) == 1, "one recording serves all rounds"
+
+
+def test_other_clients_every_round(model: FunctionalModel) -> None:
+    both, start = Both(model, world(13, 4, 9, 1, 0, 16)), model.init(0)
+    widths = []
+    for clients in ((0, 4, 5), (0, 3, 4), (5, 2, 0), (4, 1, 5), (0, 4, 5)):
+        start = both.agree(Learn(replace(LOCAL, momentum=0.9)), clients, start=start)
+        (work,) = both.works
+        widths.append(sorted(work.graphs))
+    assert widths == [[2], [1, 2], [1, 2, 3], [1, 2, 3], [1, 2, 3]], "each is recorded when it is first needed"
+
+
+def test_more_and_fewer_clients_and_steps(model: FunctionalModel) -> None:
+    both, start = Both(model, world(13, 4, 9, 1, 0, 33)), model.init(0)
+    for clients in ((0, 1), (0, 1, 2, 3), (5,), (4,), (0, 1), (3, 4), (5,)):
+        start = both.agree(Learn(LOCAL), clients, start=start)
+
+
+def test_what_each_client_has_at_home_is_that_of_this_round(model: FunctionalModel) -> None:
+    both, start = Both(model, world(13, 4, 9)), model.init(0)
+    for number in range(3):
+        both.keep("own", {client: model.init(10 * number + client) for client in range(3)})
+        start = both.agree(FromOwn(LOCAL, radius=0.3), (0, 1, 2), start=start)
+    assert len(both.works) == 1
+
+
+def test_what_all_are_sent_is_that_of_this_round(model: FunctionalModel) -> None:
+    both, start = Both(model, world(13, 4, 9)), model.init(0)
+    for number in range(3):
+        start = both.agree(Imitate(LOCAL), (0, 1, 2), start=start, teacher=model.init(number + 1))
+    assert len(both.works) == 1
+
+
+def test_two_groups_of_the_same_size_on_one_recording(model: FunctionalModel) -> None:
+    both, start = Both(model, world(13, 4, 9, 15), width=2), model.init(0)
+    for _ in range(2):
+        start = both.agree(Learn(replace(LOCAL, momentum=0.9)), (0, 1, 2, 3), start=start)
+    assert len(both.works) == 1
+
+
+def test_two_groups_of_the_same_size_with_and_without_something_at_home(model: FunctionalModel) -> None:
+    both, start = Both(model, world(13, 4, 9, 15)), model.init(0)
+    head = {n: start[n] for n in list(start)[-2:]}
+    both.keep("auxiliary", {client: {n: p + client for n, p in head.items()} for client in (1, 3)})
+    for _ in range(3):  # after the first, all have something
+        start = both.agree(LearnBoth(LOCAL), (0, 1, 2, 3), start=start)
+    assert len(both.works) > 1
+
+
+@pytest.mark.parametrize("ready", ["all", "in parts", "none"])
+def test_images_are_augmented_anew_every_round(ready: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "READY_AT_ONCE", 16 if ready == "in parts" else stacked.READY_AT_ONCE)
+    monkeypatch.setattr(stacked, "READY_BYTES", 0 if ready == "none" else stacked.READY_BYTES)
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randint(256, (26, 3, 8, 8), generator=draw, dtype=torch.uint8), torch.arange(26) % 4
+    look = Pixels((0.5,) * 3, (0.25,) * 3, size=12, vary="enlarge-crop-flip")
+    data = FederatedData(Dataset(x, y, x, y, 4, look), dict(enumerate(torch.arange(26).split([13, 4, 9]))))
+    model = load_model("cnn", data.dataset.shape, 4, dtype=torch.float64, look=look, width=4)
+    both, start = Both(model, data), model.init(0)
+    for _ in range(2):
+        start = both.agree(Learn(LOCAL), (0, 1, 2), start=start)
+    (work,) = both.works
+    assert (work.ready is None) == (ready == "none")
