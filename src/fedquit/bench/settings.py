@@ -82,7 +82,7 @@ def transformer(device: torch.device, steps: int = 10, *, clients: int = 10, siz
     local = Local(lr=3e-4, optimizer="adamw")
     sizes = [steps * local.batch_size] * clients
     dataset = noisy(sum(sizes), 100).to(device)
-    dataset = replace(dataset, look=replace(CIFAR, size=size))
+    dataset = replace(dataset, look=replace(CIFAR, size=size, vary="enlarge-crop-flip"))
     data = FederatedData(dataset, dict(enumerate(torch.arange(sum(sizes)).split(sizes))))
     model = load_model("mit_b0", dataset.shape, 100, look=dataset.look)
     whole = sum(-(-n // local.batch_size) for n in RAGGED) / (steps * clients)
