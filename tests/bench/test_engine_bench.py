@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +89,54 @@ def test_every_way_learns_and_the_figures_are_those_of_the_turns(
     assert apart.value == pytest.approx(max(accuracies) - min(accuracies))
     rounds.drawn(Bench("t", figures, {}), tmp_path / "round.png")
     assert (tmp_path / "round.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def two_settings(small: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for what is measured on a CPU, the second of which cannot be opened."""
+
+    def broken(*_: object) -> Setting:
+        raise RuntimeError("no second setting")
+
+    found = {"digits": lambda *_: small, "cifar": broken, "text": lambda *_: replace(small, title="a text")}
+    monkeypatch.setattr(rounds, "SETTINGS", found)
+    monkeypatch.setattr(rounds, "WARM_UP", 1)
+
+
+def test_what_was_measured_is_written_before_the_next_setting(
+    two_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fedquit", "bench", "round", "--turns", "1", "--out", str(tmp_path / "made")])
+    with pytest.raises(RuntimeError, match="no second setting"):
+        main()
+    told = json.loads((tmp_path / "made" / "round.json").read_text())
+    assert told["title"] == "A round of training"
+    assert {f["name"].split(": ")[0] for f in told["figures"]} == {"small"}
+
+
+def test_one_setting_alone(two_settings: None) -> None:
+    found = rounds.measured(only="text", turns=1, rounds=1)
+    assert {f.name.split(": ")[0] for f in found.figures} == {"a text"}
+    with pytest.raises(UnknownNameError, match="did you mean 'digits'"):
+        rounds.measured(only="digit")
+
+
+def test_a_round_that_takes_longer_than_it_may_is_a_failure(small: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1_000_000))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))  # every round takes a second
+    hurried = replace(small, whole=1.0, limit=0.9, first_limit=1.1)
+    judged = {f.name: f.kept for f in rounds.compared(hurried, rounds.own_ways(hurried), 1, 1, 1) if f.unit[0] == "s"}
+    assert judged["small: auto engine (stacked)"] is False
+    assert judged["small: the first round, auto engine"] is True
+    assert judged["small: sequential engine"] is None, "the limits are the auto engine's"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_every_benchmark_of_a_gpu_has_its_turn_and_a_failure_is_told_at_the_end() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(["make", "bench-cuda", "PYTHON=false"], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "failed: agree round unlearn scale" in done.stdout
 
 
 def test_the_plain_loop_is_fedavg(small: Setting) -> None:

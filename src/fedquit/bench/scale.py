@@ -74,11 +74,9 @@ def scaling(device: str = "cpu", *, repeats: int = 3, rounds: int = 2) -> Bench:
     if min(repeats, rounds) < 1:
         raise InputError("a benchmark needs at least one repeat and round: give 1 or more.")
     at = torch.device(device)
-    setting = digits()
-    dataset = setting.data.dataset.to(at)
-    parts = torch.arange(CLIENTS * 16).view(CLIENTS, 16) % len(dataset.y)
-    data = replace(setting.data, dataset=dataset, train=dict(enumerate(parts)))
-    start = {n: p.to(at) for n, p in setting.start.items()}
+    setting = digits(at)
+    parts = torch.arange(CLIENTS * 16).view(CLIENTS, 16) % len(setting.data.y)
+    data, start = replace(setting.data, train=dict(enumerate(parts))), setting.start
     name = choose("auto", setting.model, data, start).name
     runs = open_engine("auto", setting.model, data, {}, width=20)
     task = Learn(replace(setting.local, batch_size=8))
