@@ -188,6 +188,40 @@ def test_disagreement_is_found_and_is_exit_code_1(
 _cases = agree.cases
 
 
+def test_what_goes_wrong_in_a_later_round_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = stacked.Work.outcomes
+
+    def wrong(self: stacked.Work, *given: Any) -> Iterator[tuple[int, Outcome]]:
+        self.rows *= 1 if self.task.local.lr == agree.LOCAL.lr else 1 + 1e-9
+        return outcomes(self, *given)
+
+    monkeypatch.setattr(stacked.Work, "outcomes", wrong)
+    monkeypatch.setattr(agree, "cases", lambda *a: {"one": _cases(*a)["training, sgd"]})
+    assert [f.kept for f in agree._agreement(torch.device("cpu"), torch.float64)] == [False, True]
+
+
+def test_bfloat16_is_judged_by_what_the_seeds_of_float32_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = iter([50.0, 53.0, 52.0, 51.0, 50.0, 54.0, 54.0, 55.0, 53.0, 53.0])
+    starts: list[str] = []
+    monkeypatch.setattr(Timed, "rounds", lambda self, count: starts.append(fingerprint(self.params)))
+    monkeypatch.setattr(Setting, "accuracy", lambda *_: next(known))
+    apart, away = agree._low_precision(torch.device("cpu"), 1, "cnn")
+    assert len(set(starts)) == agree.SEEDS == 5
+    assert starts[:5] == starts[5:], "both begin alike"
+    assert (apart.value, away.limit) == (3.0, 3.0)
+    assert away.value == pytest.approx(53.8 - 51.2)
+    assert "bfloat16 54.0 54.0 55.0 53.0 53.0 %, float32 50.0 53.0 52.0 51.0 50.0 %" in away.note
+
+
+def test_a_small_run_in_bfloat16_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agree, "SEEDS", 1)
+    apart, away = agree._low_precision(torch.device("cpu"), 2, "cnn")
+    assert apart.value == 0
+    assert away.limit == agree.CHANCE, "one seed lies nowhere apart: what is left is chance"
+    low, full = (float(word) for word in away.note.split() if word.replace(".", "").isdigit())
+    assert min(low, full) > 50, "a tenth would be chance"
+
+
 @pytest.mark.slow
 def test_a_thousand_clients_hold_few_replies_and_cost_a_line(tmp_path: Path) -> None:
     found = scale.scaling(repeats=1, rounds=1)

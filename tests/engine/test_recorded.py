@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 
+from fedquit.bench import agree
 from fedquit.core import ClientId, Local, Params, Task
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.look import Pixels
 from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine, stacked
-from fedquit.engine.stacked import Work
+from fedquit.engine.stacked import Job, Work
 from fedquit.fedavg import Learn
 from fedquit.methods.fedau import LearnBoth
 from fedquit.methods.fukd import Imitate
@@ -217,3 +218,22 @@ def test_images_are_augmented_anew_every_round(ready: str, monkeypatch: pytest.M
         start = both.agree(Learn(LOCAL), (0, 1, 2), start=start)
     (work,) = both.works
     assert (work.ready is None) == (ready == "none")
+
+
+def test_the_benchmark_sees_what_a_round_inherits_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, cpu = Work.load, torch.device("cpu")
+
+    def forgetful(self: Work, jobs: Sequence[Job], lr: float) -> None:
+        before = {s: v.clone() for s, v in self.slots.items()}
+        load(self, jobs, lr)
+        for s, v in before.items():
+            self.slots[s].copy_(v)
+
+    case = agree.cases(load_model("cnn", (3, 32, 32), 5, width=4), cpu)["training, momentum, weight decay"]
+    monkeypatch.setattr(agree, "cases", lambda *_: {"momentum": case})
+    monkeypatch.setattr(agree, "ENGINES", ["stacked"])
+    (figure,) = agree._agreement(cpu, torch.float32)
+    assert figure.kept
+    monkeypatch.setattr(Work, "load", forgetful)
+    (figure,) = agree._agreement(cpu, torch.float32)
+    assert not figure.kept
