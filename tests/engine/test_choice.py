@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,12 +17,24 @@ from torch import Tensor, nn
 from fedquit.cli import main
 from fedquit.core import Local, Params
 from fedquit.data.federated import FederatedData
-from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine, ThreadedEngine, choose, open_engine
-from fedquit.engine.stacked import _arithmetic
+from fedquit.engine import (
+    Address,
+    Ask,
+    Precision,
+    SequentialEngine,
+    StackedEngine,
+    ThreadedEngine,
+    arithmetic,
+    choose,
+    open_engine,
+    seeing,
+)
+from fedquit.evaluate import Evaluation
 from fedquit.fedavg import Learn
 from fedquit.methods.pga import Ascend
 from fedquit.models import FunctionalModel, load_model
 from fedquit.params import fingerprint
+from fedquit.runner import run
 from fedquit.world import open_world
 from seam_methods import Count
 from worlds import tiny
@@ -209,13 +222,84 @@ def test_an_error_in_a_thread_reaches_the_server(toy_data: FederatedData, toy_st
         list(ThreadedEngine(model, toy_data, {}, workers=2).run(ask(model.init(0))))
 
 
-def test_float32_means_float32_on_a_gpu_and_the_switches_are_given_back() -> None:
-    def switches() -> tuple[bool, bool]:
-        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+def switches() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
-    before = switches()
-    with _arithmetic("float32"):
+
+def test_float32_means_float32_on_a_gpu_and_the_switches_are_given_back() -> None:
+    before, gpu = switches(), torch.device("cuda")
+    with arithmetic("float32", gpu):
         assert switches() == (False, False)
-    with _arithmetic("tf32"):
+    with arithmetic("tf32", gpu):
         assert switches() == (True, True)
+    with arithmetic("tf32", torch.device("cpu")):
+        assert switches() == before, "a CPU has switches of its own"
+    assert switches() == before
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedquit.engine.precision.rounds", lambda device: True)
+    monkeypatch.setattr("fedquit.engine.stacked.rounds", lambda device: True)
+    monkeypatch.setattr(Watching, "seen", [])
+
+
+class Watching(nn.Module):
+    """A network that notes, with all its copies, how torch is set when it is read and on the way back."""
+
+    seen: ClassVar[list[tuple[bool, bool]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(36, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(x.flatten(1))
+        self.seen.append(switches())
+        if out.requires_grad and not torch._C._functorch.is_batchedtensor(out):
+            out.register_hook(lambda g: self.seen.append(switches()))
+        return out
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("float32", (False, False)), ("tf32", (True, True))])
+@pytest.mark.parametrize("optimizer", ["sgd", "adahessian"])
+@pytest.mark.parametrize("name", ["sequential", "stacked", "threaded"])
+def test_every_engine_computes_in_the_precision_that_is_asked_for(
+    toy_data: FederatedData, as_on_a_gpu: None, name: str, optimizer: str, precision: Precision, expected: object
+) -> None:
+    model, before = FunctionalModel(Watching, torch.float64), switches()
+    asked = ask(model.init(0))
+    asked = replace(asked, task=Learn(replace(asked.task.local, optimizer=optimizer)))
+    engine = open_engine(name, model, toy_data, {}, precision)
+    replies = engine.run(asked)
+    next(replies)
+    if name != "threaded":  # whose clients are at work meanwhile
+        assert switches() == before
+    list(replies)
+    assert set(Watching.seen) == {expected}
+    assert switches() == before
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("float32", (False, False)), ("tf32", (True, True))])
+def test_networks_are_evaluated_in_the_precision_that_is_asked_for(
+    toy_data: FederatedData, as_on_a_gpu: None, precision: Precision, expected: object
+) -> None:
+    model, before = FunctionalModel(Watching, torch.float64), switches()
+    seeing(model, precision, torch.device("cpu"))(model.init(0), toy_data.x[:2])
+    assert Watching.seen == [expected]
+    assert switches() == before
+
+
+def test_relearning_computes_in_the_precision_of_the_run(
+    as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen, before, relearned = [], switches(), Evaluation.relearned
+
+    def watched(self: Evaluation, *given: Any) -> list[float]:
+        seen.append(switches())
+        return relearned(self, *given)
+
+    monkeypatch.setattr(Evaluation, "relearned", watched)
+    run(tiny(train={"rounds": 1}, evaluate={"attacks": [], "relearn": 1}), tmp_path / "run")
+    assert set(seen) == {(False, False)} != {before}
     assert switches() == before

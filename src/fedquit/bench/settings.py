@@ -17,7 +17,7 @@ from fedquit.core import Local, Params
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.look import Look, Pixels
-from fedquit.engine import Address, Ask, Precision, open_engine
+from fedquit.engine import Address, Ask, Precision, open_engine, seeing
 from fedquit.errors import InputError
 from fedquit.evaluate import accuracy
 from fedquit.fedavg import Learn
@@ -57,7 +57,7 @@ class Setting:
     def accuracy(self, params: Params) -> float:
         """On the test set, in percent."""
         dataset = self.data.dataset
-        return accuracy(self.model, params, dataset.test_x, dataset.test_y)
+        return accuracy(seeing(self.model, "float32", self.device), params, dataset.test_x, dataset.test_y)
 
 
 def digits(device: torch.device = CPU) -> Setting:

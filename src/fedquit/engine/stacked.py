@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import accumulate, zip_longest
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from fedquit.data.look import AsStored
 from fedquit.engine.cpu_ops import Batched
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
 from fedquit.engine.plan import Plan, make_plan
+from fedquit.engine.precision import Precision, Reading, arithmetic, rounds
 from fedquit.engine.replay import LARGEST, Replays
 from fedquit.engine.sequential import Ask, Outcome, Own, SequentialEngine, at_home, reply_of
 from fedquit.engine.stacked_ops import Rerouted, Room, kernels_at_hand
@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 ALIGNED = 64  # numbers
 READY_BYTES = 4 << 30  # the most that a round's examples may take once they are ready
 READY_AT_ONCE = 1 << 14  # examples
-Precision = Literal["float32", "tf32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,9 @@ class Low:
 
 def seeing(model: Model, precision: Precision, device: torch.device) -> Model:
     """A network as it is evaluated: in the precision in which it was trained."""
-    return Low(model, (), device.type == "cuda" and kernels_at_hand()) if precision == "bf16" else model
+    if precision == "bf16":
+        return Low(model, (), device.type == "cuda" and kernels_at_hand())
+    return Reading(model, precision, device) if rounds(device) else model
 
 
 @dataclass(frozen=True)
@@ -426,18 +427,6 @@ class Job:
     begun: Params
 
 
-@contextlib.contextmanager
-def _arithmetic(precision: Precision) -> Iterator[None]:
-    """Whether a GPU may round the factors of float32 products to 19 bits: not where float32 is asked for."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
-
-
 Recordings = dict[object, Work | Replays]  # by what they depend on; they serve every engine over the same data set
 
 
@@ -471,13 +460,14 @@ class StackedEngine:
     def run(self, ask: Ask) -> Iterator[Reply]:
         """The replies, in the order of `ask.clients`."""
         if lookup(OPTIMIZERS, ask.task.local.optimizer, "optimizer").wants_curvature:
-            yield from SequentialEngine(self.model, self.data, self.homes).run(ask)  # it differentiates twice
+            alone = SequentialEngine(self.model, self.data, self.homes, self.precision)  # it differentiates twice
+            yield from alone.run(ask)
             return
         waiting = list(ask.clients)
         while waiting:
             width = min(self.width or len(waiting), len(waiting))
             try:
-                with _arithmetic(self.precision) if self.recording else contextlib.nullcontext():
+                with arithmetic(self.precision, self.data.y.device):
                     replies = self._together(ask, waiting[:width])
             except torch.OutOfMemoryError:
                 if width == 1:
