@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,22 @@ def test_peers_that_are_not_there_are_refused() -> None:
         rounds.measured(turns=0)
 
 
+def test_other_frameworks_are_refused_where_they_would_not_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="leave --peers out"):
+        rounds.measured(only="text", peers=["flower"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(InputError, match="leave --peers out"):
+        rounds.measured("cuda", peers=["flower"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "gpu"])
+@pytest.mark.parametrize("measured", [rounds.measured, scale.unlearning, scale.scaling, agree.measured])
+def test_a_device_that_is_not_here_is_refused(measured: Callable[[str], Bench], device: str) -> None:
+    with pytest.raises(InputError, match=f"there is no device '{device}' here: take cpu"):
+        measured(device)
+
+
 def test_agreement_is_measured_for_every_engine_and_both_precisions() -> None:
     found = agree.measured()
     names = [f.name for f in found.figures]
@@ -228,15 +244,23 @@ def test_a_thousand_clients_hold_few_replies_and_cost_a_line(tmp_path: Path) -> 
     held = {f.name: f.value for f in found.figures if f.unit == "replies"}
     assert len(held) == 4
     assert max(held.values()) <= 20 == min(held.values())
+    by = {f.name: f.value for f in found.figures}
+    few, all_ = by["25 a round"], by["1,000 clients, 100 a round, stacked engine"]
+    assert by["a step at 25 clients a round costs, over one at 100"] == pytest.approx(4 * few / all_)
     scale.drawn(found, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").exists()
 
 
-def test_unlearning_is_scaled_from_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlearning_is_scaled_from_a_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     little = settings.cifar(torch.device("cpu"), steps=1, model="cnn")
     monkeypatch.setattr(scale, "chosen_setting", lambda *_: little)
     monkeypatch.setattr(scale, "seconds", lambda work, n, *_: [work()] and (1.0,) * n)
-    by = {f.name: f for f in scale.unlearning(repeats=1, steps=1, images=100).figures}
+    found = scale.unlearning(repeats=1, steps=1, images=100)
+    by = {f.name: f for f in found.figures}
     assert by["FedQUIT's unlearning round on 5,000 images"].value == 5_000 / 32
     assert by["evaluating 60,000 images"].value == 600
     assert by["evaluating 60,000 images"].note == "scaled from 100 images"
+    assert by["the same, sequential engine"].value == 5_000 / 32
+    assert by["times as fast as the sequential engine"].value == 1
+    scale.bars(found, tmp_path / "unlearn.png")
+    assert (tmp_path / "unlearn.png").read_bytes().startswith(b"\x89PNG")

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedquit.bench.measure import Bench, Figure, machine
+from fedquit.bench.measure import Bench, Figure, chosen_device, machine
 from fedquit.bench.settings import Setting, Timed, engine, noisy
 from fedquit.core import Local, Params, Sent, Task
 from fedquit.data.federated import FederatedData
 from fedquit.engine import ENGINES, Address, Ask, open_engine
-from fedquit.errors import InputError
 from fedquit.fedavg import Learn
 from fedquit.methods.ascent import Climb
 from fedquit.methods.fedau import LearnBoth, TrainHead
@@ -80,9 +79,7 @@ def cases(model: FunctionalModel, device: torch.device) -> dict[str, Case]:
 
 def measured(device: str = "cpu", *, rounds: int = 8) -> Bench:
     """The largest differences, relative to the largest parameter; a limit that is not kept is a failure."""
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"there is no device {device!r} here: take cpu, or cuda on a machine with a GPU.")
-    at = torch.device(device)
+    at = chosen_device(device)
     figures = [figure for dtype in (torch.float64, torch.float32) for figure in _agreement(at, dtype)]
     if device == "cuda":
         figures += _low_precision(at, rounds)

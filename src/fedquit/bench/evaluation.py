@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedquit.attacks import ATTACKS
 from fedquit.attacks.svc import svc
-from fedquit.bench.measure import Bench, Figure, machine, seconds
+from fedquit.bench.measure import Bench, Figure, chosen_device, machine, seconds
 from fedquit.core import Local, Model, Params, Request
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.engine import Examples, run_client
@@ -63,9 +63,7 @@ def measured(device: str = "cpu", repeats: int = 3, sizes: Sizes | None = None) 
     sizes = sizes or Sizes()
     if repeats < 1 or min(sizes.images, sizes.steps, sizes.points, sizes.runs) < 1:
         raise InputError("a benchmark needs at least one repeat, image, step, point and run: give 1 or more.")
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"there is no device {device!r} here: take cpu, or cuda on a machine with a GPU.")
-    at = torch.device(device)
+    at = chosen_device(device)
     where = machine(at)  # before this adds to its load
     figures = [*_share(at, repeats, sizes), *_support_vectors(repeats, sizes.points), *_report(repeats, sizes.runs)]
     return Bench("Evaluation", figures, where)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fedquit.bench.measure import Bench, Figure, machine
+from fedquit.bench.measure import Bench, Figure, chosen_device, machine
 from fedquit.bench.peers import PEERS, require
 from fedquit.bench.settings import Setting, Way, chosen_setting, digits, engine, plain, text, transformer
 from fedquit.engine import Precision, choose
@@ -24,7 +24,7 @@ APART = 5.0  # points between the highest and the lowest final accuracy
 TITLE = "A round of training"
 SETTINGS: dict[str, Callable[[torch.device, int], Setting]] = {
     "digits": lambda device, steps: digits(device),
-    "cifar": lambda device, steps: chosen_setting(device.type, steps),
+    "cifar": chosen_setting,
     "text": lambda device, steps: text(device),
     "transformer": transformer,
 }
@@ -45,15 +45,18 @@ def measured(
     """All figures of a round on this device; whoever is to be told hears of all so far after each setting."""
     if min(turns, rounds, steps) < 1:
         raise InputError("a benchmark needs at least one turn, round and step: give 1 or more.")
+    at = chosen_device(device)
+    names = _names(device, only, large)
+    if peers and not (device == "cpu" and {"digits", "cifar"}.issuperset(names)):
+        raise InputError("other frameworks train the digits and the ResNet-18, on a CPU: leave --peers out here.")
     for name in peers:
         require(lookup(PEERS, name, "peer"))
-    names = _names(device, only, large)
-    where = machine(torch.device(device))
+    where = machine(at)
     if peers:
         where["beside"] = ", ".join(PEERS[name].title for name in peers)
     figures: list[Figure] = []
     for name in names:
-        figures += _figures(name, torch.device(device), peers if device == "cpu" else (), turns, rounds, steps)
+        figures += _figures(name, at, peers, turns, rounds, steps)
         tell(Bench(TITLE, list(figures), where))
     return Bench(TITLE, figures, where)
 

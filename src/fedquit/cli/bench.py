@@ -89,9 +89,9 @@ def unlearn(
     as_json: AsJson = False,
 ) -> None:
     """What FedQUIT's unlearning round on 5,000 images and the evaluation of 60,000 take."""
-    from fedquit.bench.scale import unlearning
+    from fedquit.bench.scale import bars, unlearning
 
-    _keep(unlearning(device, repeats=repeats, steps=steps), "unlearn", out, as_json)
+    _keep(unlearning(device, repeats=repeats, steps=steps), "unlearn", out, as_json, bars)
 
 
 @app.command(name="scale")
