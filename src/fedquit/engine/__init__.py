@@ -11,7 +11,7 @@ from fedquit.core import Memory, Model
 from fedquit.data.federated import FederatedData
 from fedquit.engine.choice import Choice, choose
 from fedquit.engine.plan import Address
-from fedquit.engine.precision import Precision, arithmetic
+from fedquit.engine.precision import Precision, computing
 from fedquit.engine.sequential import Ask, Engine, Examples, SequentialEngine, run_client
 from fedquit.engine.stacked import Recordings, StackedEngine, seeing
 from fedquit.engine.threaded import ThreadedEngine
@@ -78,8 +78,8 @@ __all__ = [
     "SequentialEngine",
     "StackedEngine",
     "ThreadedEngine",
-    "arithmetic",
     "choose",
+    "computing",
     "open_engine",
     "run_client",
     "seeing",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU computes float32 in: torch lets its convolutions round their factors unless it is told not to."""
+"""Which GPU computes, and in what: torch takes the first, and rounds float32 in convolutions, unless told otherwise."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from fedquit.core import Model, Params
 Precision = Literal["float32", "tf32", "bf16"]
 
 
-def rounds(device: torch.device) -> bool:
-    """Whether torch may round float32 there."""
+def on_gpu(device: torch.device) -> bool:
+    """Whether it is a GPU."""
     return device.type == "cuda"
 
 
 @contextlib.contextmanager
-def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Whether a GPU may round the factors of float32 products to 19 bits: not where float32 is asked for."""
-    if not rounds(device):
+def computing(precision: Precision, device: torch.device) -> Iterator[None]:
+    """On that GPU, which may round the factors of float32 products to 19 bits unless float32 is asked for."""
+    if not on_gpu(device):
         yield
         return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
     try:
-        yield
+        with torch.cuda.device(device):  # recordings and kernels go to the current one, wherever the data lies
+            yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A network that is read in a precision of its own, whatever torch is set to; gradients are not covered."""
+    """A network that is read on its GPU in a precision of its own; gradients are not covered."""
 
     model: Model
     precision: Precision
@@ -50,5 +51,5 @@ class Reading:
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """The logits."""
-        with arithmetic(self.precision, self.device):
+        with computing(self.precision, self.device):
             return self.model(params, x)

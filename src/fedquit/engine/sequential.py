@@ -15,7 +15,7 @@ from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.data.look import AS_STORED, Look
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
 from fedquit.engine.plan import Address, fixed_uniforms, make_plan
-from fedquit.engine.precision import Precision, arithmetic
+from fedquit.engine.precision import Precision, computing
 from fedquit.names import lookup
 
 
@@ -154,7 +154,7 @@ class SequentialEngine:
             mine = Examples.of(self.data, Own.of(self.data, client, ask.split, ask.address.seed))
             seed = ask.address.seed_for(client)
             sent = {**ask.sent, **at_home(self.homes, ask.task, client)}
-            with arithmetic(self.precision, self.data.y.device):
+            with computing(self.precision, self.data.y.device):
                 done = run_client(self.model, ask.task, mine, sent, seed)
             yield reply_of(self.homes, client, len(mine.y), done)
 

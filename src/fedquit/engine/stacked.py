@@ -29,7 +29,7 @@ from fedquit.data.look import AsStored
 from fedquit.engine.cpu_ops import Batched
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
 from fedquit.engine.plan import Plan, make_plan
-from fedquit.engine.precision import Precision, Reading, arithmetic, rounds
+from fedquit.engine.precision import Precision, Reading, computing, on_gpu
 from fedquit.engine.replay import LARGEST, Replays
 from fedquit.engine.sequential import Ask, Outcome, Own, SequentialEngine, at_home, reply_of
 from fedquit.engine.stacked_ops import Rerouted, Room, kernels_at_hand
@@ -67,8 +67,8 @@ class Low:
 def seeing(model: Model, precision: Precision, device: torch.device) -> Model:
     """A network as it is evaluated: in the precision in which it was trained."""
     if precision == "bf16":
-        return Low(model, (), device.type == "cuda" and kernels_at_hand())
-    return Reading(model, precision, device) if rounds(device) else model
+        model = Low(model, (), on_gpu(device) and kernels_at_hand())
+    return Reading(model, precision, device) if on_gpu(device) else model
 
 
 @dataclass(frozen=True)
@@ -467,7 +467,7 @@ class StackedEngine:
         while waiting:
             width = min(self.width or len(waiting), len(waiting))
             try:
-                with arithmetic(self.precision, self.data.y.device):
+                with computing(self.precision, self.data.y.device):
                     replies = self._together(ask, waiting[:width])
             except torch.OutOfMemoryError:
                 if width == 1:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedquit.core import ClientId, Memory, Model, Params, Reply, Sent
 from fedquit.data.federated import FederatedData
-from fedquit.engine.precision import Precision, arithmetic
+from fedquit.engine.precision import Precision, computing
 from fedquit.engine.sequential import Ask, Examples, Outcome, Own, at_home, reply_of, run_client
 
 
@@ -67,7 +67,7 @@ class ThreadedEngine:
         waiting: deque[tuple[ClientId, int, Future[Outcome]]] = deque()
         pool = ThreadPoolExecutor(workers, initializer=each)
         try:
-            with arithmetic(self.precision, self.data.y.device):  # of all threads at once
+            with computing(self.precision, self.data.y.device):  # of all threads at once
                 for client in ask.clients:
                     mine = Examples.of(self.data, Own.of(self.data, client, ask.split, ask.address.seed))
                     sent = {**ask.sent, **at_home(self.homes, ask.task, client)}
