@@ -220,6 +220,73 @@ def test_images_are_augmented_anew_every_round(ready: str, monkeypatch: pytest.M
     assert (work.ready is None) == (ready == "none")
 
 
+def test_only_what_was_used_last_stays_recorded(model: FunctionalModel) -> None:
+    both, start = Both(model, world(*range(3, 11))), model.init(0)
+    for clients in range(1, stacked.RECORDED + 1):
+        start = both.agree(Learn(LOCAL), tuple(range(clients)), start=start)
+    first, second, *_ = both.works
+    start = both.agree(Learn(LOCAL), (1,), start=start)
+    both.agree(Learn(LOCAL), tuple(range(stacked.RECORDED + 1)), start=start)
+    assert len(both.works) == stacked.RECORDED
+    assert first in both.works, "it was used again"
+    assert second not in both.works
+
+
+Limit = Callable[[Callable[[Work], bool]], list[int]]
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Limit:
+    """Memory that runs out when a recording does not fit; gives the widths that were tried."""
+    record = Work.record
+
+    def limited(fits: Callable[[Work], bool]) -> list[int]:
+        tried: list[int] = []
+
+        def recorded(self: Work, width: int) -> None:
+            if not self.graphs:
+                tried.append(len(self.rows))
+            if not fits(self):
+                raise torch.OutOfMemoryError("out of memory")
+            record(self, width)
+
+        monkeypatch.setattr(Work, "record", recorded)
+        return tried
+
+    return limited
+
+
+def test_out_of_memory_first_gives_up_what_was_recorded_before(
+    model: FunctionalModel, memory: Limit, caplog: pytest.LogCaptureFixture
+) -> None:
+    both, start = Both(model, world(13, 4, 9)), model.init(0)
+    tried = memory(lambda work: len(both.works) == 1)
+    start = both.agree(Learn(LOCAL), (0, 1), start=start)
+    both.agree(Learn(LOCAL), (0, 1, 2), start=start)
+    assert tried == [2, 3, 3]
+    assert len(both.works) == 1
+    assert not both.stacked.works.fits
+    assert not caplog.records, "nothing was halved"
+
+
+def test_then_it_halves_the_width_and_the_next_engine_knows(model: FunctionalModel, memory: Limit) -> None:
+    both, start = Both(model, world(13, 4, 9, 6)), model.init(0)
+    tried = memory(lambda work: len(work.rows) <= 2)
+    start = both.agree(Learn(LOCAL), (0, 1, 2, 3), start=start)
+    assert tried == [4, 4, 2]
+    tried.clear()
+    both.stacked = replace(both.stacked)
+    both.agree(Learn(replace(LOCAL, momentum=0.9)), (0, 1, 2, 3), start=start)
+    assert tried == [2]
+
+
+def test_one_client_that_does_not_fit_even_alone_is_an_error(model: FunctionalModel, memory: Limit) -> None:
+    tried = memory(lambda work: False)
+    with pytest.raises(torch.OutOfMemoryError):
+        Both(model, world(13)).agree(Learn(LOCAL), (0,), start=model.init(0))
+    assert tried == [1, 1]
+
+
 def test_the_benchmark_sees_what_a_round_inherits_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     load, cpu = Work.load, torch.device("cpu")
 

@@ -62,7 +62,7 @@ def open_engine(
     recordings: Recordings | None = None,
 ) -> Engine:
     """The engine of that name."""
-    known = recordings if recordings is not None else {}
+    known = recordings if recordings is not None else Recordings()
     return lookup(ENGINES, name, "engine")(model, data, homes, precision, width, known)
 
 

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 ALIGNED = 64  # numbers
 READY_BYTES = 4 << 30  # the most that a round's examples may take once they are ready
 READY_AT_ONCE = 1 << 14  # examples
+RECORDED = 6  # kinds of work whose recordings are kept: a method has two or three, and each holds some gigabytes
 
 
 @dataclass(frozen=True)
@@ -427,7 +428,20 @@ class Job:
     begun: Params
 
 
-Recordings = dict[object, Work | Replays]  # by what they depend on; they serve every engine over the same data set
+class Recordings(dict[object, Work | Replays]):
+    """By what they depend on, the last used last; they serve every engine over the same data set."""
+
+    fits = 0  # how many clients go at once, once memory has run out; 0: it never has
+
+    @property
+    def recorded(self) -> list[object]:
+        """What was recorded on a GPU, and holds its memory."""
+        return [kind for kind, work in self.items() if isinstance(work, Work)]
+
+    def keep(self, most: int) -> None:
+        """Of what was recorded, only so many: the last used."""
+        for kind in self.recorded[: max(0, len(self.recorded) - most)]:
+            del self[kind]
 
 
 @dataclass
@@ -439,7 +453,7 @@ class StackedEngine:
     homes: Memory
     width: int = 0  # how many at once, at most; 0: as many as are asked
     precision: Precision = "float32"
-    works: Recordings = field(default_factory=dict, repr=False)
+    works: Recordings = field(default_factory=Recordings, repr=False)
     owns: dict[tuple[ClientId, Split, int], Own] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -463,22 +477,29 @@ class StackedEngine:
             alone = SequentialEngine(self.model, self.data, self.homes, self.precision)  # it differentiates twice
             yield from alone.run(ask)
             return
-        waiting = list(ask.clients)
+        waiting, again = list(ask.clients), False
         while waiting:
-            width = min(self.width or len(waiting), len(waiting))
+            width = min(n for n in (self.width, self.works.fits, len(waiting)) if n)
             try:
                 with computing(self.precision, self.data.y.device):
                     replies = self._together(ask, waiting[:width])
             except torch.OutOfMemoryError:
-                if width == 1:
+                again = not again and bool(self.works.recorded)  # as many once more, without what others have left
+                if not again and width == 1:
                     raise
-                self.width = width // 2
-                self.works.clear()
-                torch.cuda.empty_cache()
-                log.warning("%d clients at once do not fit into memory: going on with %d.", width, self.width)
+                replies = []
+            if not replies:  # by now what failed is let go of, too
+                self._make_room(width, halve=not again)
                 continue
             yield from replies
-            waiting = waiting[width:]
+            waiting, again = waiting[width:], False
+
+    def _make_room(self, width: int, *, halve: bool) -> None:
+        self.works.clear()
+        torch.cuda.empty_cache()
+        if halve:
+            self.works.fits = width // 2
+            log.warning("%d clients at once do not fit into memory: going on with %d.", width, self.works.fits)
 
     def _together(self, ask: Ask, clients: Sequence[ClientId]) -> list[Reply]:
         jobs = self._jobs(ask, clients)
@@ -534,10 +555,12 @@ class StackedEngine:
             return self._on_cpu(Work(self, task, jobs, steps[0]), task, jobs)
         room = 1 << max(steps[0] - 1, 0).bit_length()  # so that a longer plan seldom needs a new recording
         kind = _kind(task, jobs, room)
-        if kind not in self.works:
-            self.works[kind] = Work(self, task, jobs, room)
-        work = self.works[kind]
+        work = self.works.pop(kind, None)
+        if work is None:
+            self.works.keep(RECORDED - 1)
+            work = Work(self, task, jobs, room)
         assert isinstance(work, Work)
+        self.works[kind] = work
         work.task = task
         for width in sorted({sum(1 for s in steps if s > t) for t in range(steps[0])}, reverse=True):
             if width not in work.graphs:
