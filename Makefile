@@ -41,9 +41,9 @@ test-kernels: setup
 bench: $(VENV)-bench/.ready
 	$(VENV)-bench/bin/fedquit bench round --peers flower,pfl,fluke --out runs/bench
 
-# The same on a GPU, with whatever torch and Triton this Python has.
+# The same on a GPU, with whatever torch and Triton this Python has: all four, and a failure at the end if one failed.
 bench-cuda:
-	for what in agree round unlearn scale; do PYTHONPATH=src $(PYTHON) -m fedquit bench $$what --device cuda --out runs/bench || exit 1; done
+	failed=; for what in agree round unlearn scale; do PYTHONPATH=src $(PYTHON) -m fedquit bench $$what --device cuda --out runs/bench || failed="$$failed $$what"; done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 check: setup
 	$(BIN)/ruff check

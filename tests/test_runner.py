@@ -312,6 +312,14 @@ def test_without_a_retrain_there_is_no_such_row(tmp_path: Path) -> None:
     assert isinstance(tiny(), Recipe)
 
 
+def test_a_training_in_another_precision_is_another_training(tmp_path: Path) -> None:
+    for number, precision in enumerate(("float32", "tf32", "bf16", "auto"), start=1):
+        recipe = tiny(model={"dtype": "float32"}, train={"rounds": 1}, engine={"precision": precision})
+        world = open_world(recipe)
+        train(world, world.data, tmp_path / "cache", reporter=Silent())
+        assert cached(tmp_path) == min(number, 3), "auto is float32 on a CPU"
+
+
 def cached(where: Path) -> int:
     return len(list((where / "cache").iterdir()))
 

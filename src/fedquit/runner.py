@@ -24,6 +24,7 @@ from fedquit import __version__
 from fedquit.core import ClientId, Params, Request, State, Trained
 from fedquit.data.federated import FederatedData
 from fedquit.data.samples import choose_samples
+from fedquit.engine import computing
 from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.evaluate import Evaluation
 from fedquit.fedavg import fedavg
@@ -317,7 +318,8 @@ class _Serving:
         if not epochs:
             return {}
         task = found.trained.training.task_at(recovered.clock)
-        curves = [who.relearned(params, task, epochs) for params in (recovered.params, gold)]
+        with computing(self.world.precision, self.world.device):
+            curves = [who.relearned(params, task, epochs) for params in (recovered.params, gold)]
         level = who.accuracy("forget", found.progress.state.params) or 0.0
         took = relearn_time(*curves, level=level)
         ratio = took.ratio if math.isfinite(took.ratio) else None

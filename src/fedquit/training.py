@@ -29,7 +29,7 @@ from fedquit.session import Progress, Session, advance
 from fedquit.store import Kept, StateFile, locked
 from fedquit.world import World
 
-CACHE_SCHEMA = 5  # raise it whenever the same recipe would train another model, or keep it in another form
+CACHE_SCHEMA = 6  # raise it whenever the same recipe would train another model, or keep it in another form
 Attached = Mapping[str, Method]  # by name
 
 
@@ -153,7 +153,7 @@ def _key(world: World, data: FederatedData, attached: Attached, request: Request
         "network": world.network,
         "train": dataclasses.asdict(recipe.train),
         "seed": recipe.seed,
-        "precision": world.precision if world.precision == "bf16" else "",
+        "precision": world.precision,
         "attached": repr((sorted(attached.items()), knowing, [source_of(n) for n in attached])) if attached else "",
     }
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=12).hexdigest()

@@ -38,7 +38,7 @@ class World:
     method: Method
     flops: Flops  # remembers what it has counted
     trigger: Trigger | None = None  # the backdoor in the leaving clients' data, where the recipe asks for one
-    recordings: Recordings = field(default_factory=dict, repr=False, compare=False)  # what an engine keeps
+    recordings: Recordings = field(default_factory=Recordings, repr=False, compare=False)  # what an engine keeps
 
     def fingerprint(self) -> str:
         """A hash of the data, the network and its first parameters: of all that a recipe only names."""

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from fedquit.bench import evaluation
 from fedquit.bench.evaluation import SMALL, Sizes, made_up, measured
 from fedquit.bench.measure import Bench, Figure, seconds
 from fedquit.cli import main
+from fedquit.core import Model
 from fedquit.errors import InputError
 from fedquit.report import load_results
 
@@ -56,6 +59,19 @@ def test_what_is_measured_on_a_part_is_scaled_to_the_whole(monkeypatch: pytest.M
     assert by["evaluating one model"] == 500 / 20 + 1, "20 of 500 images took a second, and so did all attacks"
     assert by["evaluating one model, of the training"] == pytest.approx(100 * 26 / (steps / 2))
     assert by["evaluating the four models of a run, of the training"] == pytest.approx(400 * 26 / (steps / 2))
+
+
+def test_the_network_is_read_as_runs_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def blind(model: Model, precision: str, device: torch.device) -> Model:
+        asked.append((precision, device.type))
+        return evaluation._Logits()
+
+    monkeypatch.setattr(evaluation, "seeing", blind)
+    monkeypatch.setattr(evaluation, "signals", lambda model, *_: asked.append(type(model)))
+    list(evaluation._share(torch.device("cpu"), 1, LITTLE))
+    assert asked == [("float32", "cpu"), evaluation._Logits]
 
 
 def test_a_figure_is_the_median_and_its_limit_is_not_reached() -> None:

@@ -3,25 +3,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedquit.cli import main
-from fedquit.core import Local, Params
+from fedquit.core import Local, Model, Params
 from fedquit.data.federated import FederatedData
-from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine, ThreadedEngine, choose, open_engine
-from fedquit.engine.stacked import _arithmetic
+from fedquit.engine import (
+    Address,
+    Ask,
+    Precision,
+    SequentialEngine,
+    StackedEngine,
+    ThreadedEngine,
+    choose,
+    computing,
+    open_engine,
+    seeing,
+)
+from fedquit.evaluate import Evaluation
 from fedquit.fedavg import Learn
 from fedquit.methods.pga import Ascend
 from fedquit.models import FunctionalModel, load_model
 from fedquit.params import fingerprint
+from fedquit.runner import run
 from fedquit.world import open_world
 from seam_methods import Count
 from worlds import tiny
@@ -209,13 +223,133 @@ def test_an_error_in_a_thread_reaches_the_server(toy_data: FederatedData, toy_st
         list(ThreadedEngine(model, toy_data, {}, workers=2).run(ask(model.init(0))))
 
 
-def test_float32_means_float32_on_a_gpu_and_the_switches_are_given_back() -> None:
-    def switches() -> tuple[bool, bool]:
-        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+def switches() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
-    before = switches()
-    with _arithmetic("float32"):
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Everything counts as a GPU; which are the current ones, the innermost last."""
+    current: list[object] = []
+
+    @contextlib.contextmanager
+    def device(one: object) -> Iterator[None]:
+        current.append(one)
+        yield
+        current.pop()
+
+    for module in ("precision", "stacked"):
+        monkeypatch.setattr(f"fedquit.engine.{module}.on_gpu", lambda device: True)
+    monkeypatch.setattr("torch.cuda.device", device)
+    monkeypatch.setattr(Watching, "seen", [])
+    return current
+
+
+def test_float32_means_float32_on_a_gpu_and_the_switches_are_given_back(as_on_a_gpu: list[object]) -> None:
+    before, second = switches(), torch.device("cuda:1")
+    with computing("float32", second):
         assert switches() == (False, False)
-    with _arithmetic("tf32"):
+        assert as_on_a_gpu == [second]
+    with computing("tf32", second):
         assert switches() == (True, True)
+    assert switches() == before
+    assert not as_on_a_gpu
+
+
+def test_a_cpu_has_no_such_switches() -> None:
+    before = switches()
+    with computing("tf32", torch.device("cpu")):
+        assert switches() == before
+
+
+class Watching(nn.Module):
+    """A network that notes, with all its copies, how torch is set when it is read and on the way back."""
+
+    seen: ClassVar[list[tuple[bool, bool]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(36, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(x.flatten(1))
+        self.seen.append(switches())
+        if out.requires_grad and not torch._C._functorch.is_batchedtensor(out):
+            out.register_hook(lambda g: self.seen.append(switches()))
+        return out
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("float32", (False, False)), ("tf32", (True, True))])
+@pytest.mark.parametrize("optimizer", ["sgd", "adahessian"])
+@pytest.mark.parametrize("name", ["sequential", "stacked", "threaded"])
+def test_every_engine_computes_in_the_precision_that_is_asked_for(
+    toy_data: FederatedData,
+    as_on_a_gpu: list[object],
+    name: str,
+    optimizer: str,
+    precision: Precision,
+    expected: object,
+) -> None:
+    model, before = FunctionalModel(Watching, torch.float64), switches()
+    asked = ask(model.init(0))
+    asked = replace(asked, task=Learn(replace(asked.task.local, optimizer=optimizer)))
+    engine = open_engine(name, model, toy_data, {}, precision)
+    replies = engine.run(asked)
+    next(replies)
+    if name != "threaded":  # whose clients are at work meanwhile
+        assert switches() == before
+        assert not as_on_a_gpu
+    list(replies)
+    assert set(Watching.seen) == {expected}
+    assert switches() == before
+
+
+def test_a_stacked_engine_and_evaluation_work_on_the_gpu_of_the_data(
+    toy_data: FederatedData, toy_model: FunctionalModel, toy_start: Params, as_on_a_gpu: list[object]
+) -> None:
+    where: list[list[object]] = []
+
+    @dataclass(frozen=True)
+    class Asking:
+        inner: Model
+
+        def init(self, seed: int) -> Params:
+            return self.inner.init(seed)
+
+        def __call__(self, params: Params, x: Tensor) -> Tensor:
+            where.append(list(as_on_a_gpu))
+            return self.inner(params, x)
+
+    model = Asking(toy_model)
+    list(StackedEngine(model, toy_data, {}).run(ask(toy_start)))
+    precisions: tuple[Precision, ...] = ("float32", "bf16")
+    for precision in precisions:
+        seeing(model, precision, toy_data.y.device)(toy_start, toy_data.x[:2])
+    assert len(where) > len(precisions)
+    assert all(current == [toy_data.y.device] for current in where)
+    assert not as_on_a_gpu
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("float32", (False, False)), ("tf32", (True, True))])
+def test_networks_are_evaluated_in_the_precision_that_is_asked_for(
+    toy_data: FederatedData, as_on_a_gpu: list[object], precision: Precision, expected: object
+) -> None:
+    model, before = FunctionalModel(Watching, torch.float64), switches()
+    seeing(model, precision, torch.device("cpu"))(model.init(0), toy_data.x[:2])
+    assert Watching.seen == [expected]
+    assert switches() == before
+
+
+def test_relearning_computes_in_the_precision_of_the_run(
+    as_on_a_gpu: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen, before, relearned = [], switches(), Evaluation.relearned
+
+    def watched(self: Evaluation, *given: Any) -> list[float]:
+        seen.append(switches())
+        return relearned(self, *given)
+
+    monkeypatch.setattr(Evaluation, "relearned", watched)
+    run(tiny(train={"rounds": 1}, evaluate={"attacks": [], "relearn": 1}), tmp_path / "run")
+    assert set(seen) == {(False, False)} != {before}
     assert switches() == before

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +93,49 @@ def test_normalisation_shortcut_and_relu_are_torchs(relu: bool, shortcut: bool, 
     assert (through is None) == (not shortcut)
     if through is not None:
         close(first(through), wanted[3])
+
+
+class Launches:
+    """Stands in for a kernel, and notes for what Triton would compile it anew."""
+
+    def __init__(self, kernel: Any) -> None:
+        told = kernel.kwargs if hasattr(kernel, "kwargs") else vars(kernel)  # in the interpreter, and outside
+        self.names, self.seen = kernel.arg_names, set[object]()
+        self.any = {*(told["do_not_specialize"] or ()), *(told["do_not_specialize_on_alignment"] or ())}
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *given, **named: self.seen.add(
+            tuple(self._kind(n, v) for n, v in {**dict(zip(self.names, given, strict=False)), **named}.items())
+        )
+
+    def _kind(self, name: str, value: Any) -> object:
+        if name.isupper():
+            return name, value
+        offset = value.storage_offset() * value.itemsize if isinstance(value, Tensor) else value
+        return (name,) if name in self.any else (name, offset == 1, offset % 16 == 0)
+
+
+def launches(monkeypatch: pytest.MonkeyPatch, name: str) -> set[object]:
+    stand_in = Launches(getattr(kernels, name))
+    monkeypatch.setattr(kernels, name, stand_in)
+    return stand_in.seen
+
+
+def test_a_batch_of_any_size_needs_no_other_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [launches(monkeypatch, name) for name in ("_norm", "_norm_back", "_norm_sums")]
+    for batch in (32, 31, 12, 1):
+        x, w = torch.zeros(CLIENTS, batch, 4, 4, 16), torch.zeros(CLIENTS, 16)
+        out, mean, scale = kernels.norm(x, w, w, None, 2, 1e-5, relu=True)
+        kernels.norm_back(x, x, out, w, w, mean, scale, 2, relu=True, shortcut=False)
+    assert [len(kinds) for kinds in seen] == [1, 1, 1]
+
+
+def test_the_weights_gradient_is_compiled_for_one_program_and_for_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = launches(monkeypatch, "_conv_weights")
+    x = torch.zeros(CLIENTS, 16, 8, 8, 16)
+    for split in (1, 2, 3, 8):
+        kernels.conv_weights(x, x, 3, 1, SMALL, split)
+    assert len(seen) == 2
 
 
 def test_sgd_moves_the_parameters_and_their_copy() -> None:

@@ -130,6 +130,22 @@ class Wrapped(nn.Module):
         return self.output(self.second(self.first(x)) + self.shift)
 
 
+def test_constants_are_fetched_once_for_a_device() -> None:
+    seen: list[object] = []
+
+    class Noting(Wrapped):
+        def forward(self, x: Tensor) -> object:
+            seen.append(self.shift)
+            return super().forward(x)
+
+    model = FunctionalModel(Noting)
+    params = {n: p.to("meta") for n, p in model.init(0).items()}
+    for x in (torch.zeros(2, 3, device="meta"), torch.zeros(2, 3, device="meta")):
+        assert model(params, x).is_meta
+    assert seen[0] is seen[1]
+    assert not model(model.init(0), torch.zeros(2, 3)).is_meta, "another device has its own"
+
+
 def test_logits_are_unwrapped_with_constant_buffers_and_tied_weights() -> None:
     model = FunctionalModel(Wrapped)
     params = model.init(0)

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from fedquit.attacks import ATTACKS
 from fedquit.attacks.svc import svc
-from fedquit.bench.measure import Bench, Figure, machine, seconds
+from fedquit.bench.measure import Bench, Figure, chosen_device, machine, seconds
 from fedquit.core import Local, Model, Params, Request
 from fedquit.data.federated import Dataset, FederatedData
-from fedquit.engine import Examples, run_client
+from fedquit.engine import Examples, run_client, seeing
 from fedquit.errors import InputError
 from fedquit.evaluate import Evaluation
 from fedquit.fedavg import Learn
@@ -63,9 +63,7 @@ def measured(device: str = "cpu", repeats: int = 3, sizes: Sizes | None = None) 
     sizes = sizes or Sizes()
     if repeats < 1 or min(sizes.images, sizes.steps, sizes.points, sizes.runs) < 1:
         raise InputError("a benchmark needs at least one repeat, image, step, point and run: give 1 or more.")
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"there is no device {device!r} here: take cpu, or cuda on a machine with a GPU.")
-    at = torch.device(device)
+    at = chosen_device(device)
     where = machine(at)  # before this adds to its load
     figures = [*_share(at, repeats, sizes), *_support_vectors(repeats, sizes.points), *_report(repeats, sizes.runs)]
     return Bench("Evaluation", figures, where)
@@ -86,6 +84,7 @@ def _share(device: torch.device, repeats: int, sizes: Sizes) -> Iterator[Figure]
     params = {n: p.to(device) for n, p in model.init(0).items()}
     draw = torch.Generator().manual_seed(0)
     whole = device.type == "cuda"
+    eyes = seeing(model, "bf16" if whole else "float32", device)  # as runs evaluate, unless they are told otherwise
     steps = STEPS if whole else sizes.steps
     x, y = _images(steps * BATCH, draw, device)
     task, mine = Learn(Local(epochs=1, batch_size=BATCH, lr=0.1)), Examples.unmarked(x, y)
@@ -96,11 +95,11 @@ def _share(device: torch.device, repeats: int, sizes: Sizes) -> Iterator[Figure]
     yield Figure("training Original and Retrain", "h", hours, note=said)
 
     if whole:
-        who = _evaluation(model, sizes, lambda n: _images(n, draw, device))
+        who = _evaluation(eyes, sizes, lambda n: _images(n, draw, device))
         judging, said = seconds(lambda: who.judge(params), repeats, device), "all images, measured"
     else:
         some = _images(sizes.images, draw, device)
-        reading = seconds(lambda: signals(model, params, *some), repeats)
+        reading = seconds(lambda: signals(eyes, params, *some), repeats)
         who = _evaluation(_Logits(), sizes, lambda n: _logits(n, draw))
         beside = seconds(lambda: who.judge({}), repeats)
         times = (sizes.train + sizes.test) / sizes.images

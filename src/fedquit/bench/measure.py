@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedquit.errors import InputError
 from fedquit.runner import versions
 from fedquit.side_by_side import cores
 
@@ -61,6 +62,13 @@ class Bench:
         """For JSON."""
         figures = [figure.to_dict() for figure in self.figures]
         return {"schema": 1, "title": self.title, "machine": self.machine, "versions": versions(), "figures": figures}
+
+
+def chosen_device(name: str) -> torch.device:
+    """By name; one that is not here is refused."""
+    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"there is no device {name!r} here: take cpu, or cuda on a machine with a GPU.")
+    return torch.device(name)
 
 
 def seconds(work: Callable[[], object], repeats: int, device: torch.device | None = None) -> tuple[float, ...]:

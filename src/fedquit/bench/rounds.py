@@ -8,12 +8,12 @@ of two ways in the same turn; its spread is over the turns.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from fedquit.bench.measure import Bench, Figure, machine
+from fedquit.bench.measure import Bench, Figure, chosen_device, machine
 from fedquit.bench.peers import PEERS, require
 from fedquit.bench.settings import Setting, Way, chosen_setting, digits, engine, plain, text, transformer
 from fedquit.engine import Precision, choose
@@ -21,6 +21,13 @@ from fedquit.errors import InputError
 from fedquit.names import lookup
 
 APART = 5.0  # points between the highest and the lowest final accuracy
+TITLE = "A round of training"
+SETTINGS: dict[str, Callable[[torch.device, int], Setting]] = {
+    "digits": lambda device, steps: digits(device),
+    "cifar": chosen_setting,
+    "text": lambda device, steps: text(device),
+    "transformer": transformer,
+}
 WARM_UP = 110  # rounds on the small setting: by then our engine has written down its steps, full batches and last ones
 
 
@@ -28,33 +35,49 @@ def measured(
     device: str = "cpu",
     *,
     peers: Sequence[str] = (),
+    only: str = "",
     turns: int = 7,
     rounds: int = 5,
     steps: int = 10,
     large: bool = True,
+    tell: Callable[[Bench], None] = lambda bench: None,
 ) -> Bench:
-    """All figures of a round on this device: the digits (on a CPU), the ResNet-18, and the others (on a GPU)."""
+    """All figures of a round on this device; whoever is to be told hears of all so far after each setting."""
     if min(turns, rounds, steps) < 1:
         raise InputError("a benchmark needs at least one turn, round and step: give 1 or more.")
+    at = chosen_device(device)
+    names = _names(device, only, large)
+    if peers and not (device == "cpu" and {"digits", "cifar"}.issuperset(names)):
+        raise InputError("other frameworks train the digits and the ResNet-18, on a CPU: leave --peers out here.")
     for name in peers:
         require(lookup(PEERS, name, "peer"))
-    where = machine(torch.device(device))
+    where = machine(at)
     if peers:
         where["beside"] = ", ".join(PEERS[name].title for name in peers)
     figures: list[Figure] = []
-    if device == "cpu":
-        small = digits()
-        ways = {**own_ways(small), **{n: PEERS[n].build(small) for n in peers}}
-        figures += compared(small, ways, turns, rounds, WARM_UP)
-    if large:
-        setting = chosen_setting(device, steps)
-        ways = own_ways(setting)
-        ways |= {n: PEERS[n].build(setting) for n in peers if device == "cpu"}
-        figures += compared(setting, ways, min(turns, 3), 1, 2 if device == "cuda" else 1)
-    if large and device == "cuda":
-        for other in (text(torch.device(device)), transformer(torch.device(device), steps)):
-            figures += compared(other, own_ways(other), min(turns, 3), 1, 2)
-    return Bench("A round of training", figures, where)
+    for name in names:
+        figures += _figures(name, at, peers, turns, rounds, steps)
+        tell(Bench(TITLE, list(figures), where))
+    return Bench(TITLE, figures, where)
+
+
+def _names(device: str, only: str, large: bool) -> Sequence[str]:
+    """The digits (on a CPU), the ResNet-18, and the others (on a GPU); or the one that is asked for."""
+    if only:
+        lookup(SETTINGS, only, "setting")
+        return (only,)
+    larger = ("cifar",) if device == "cpu" else ("cifar", "text", "transformer")
+    return (*(("digits",) if device == "cpu" else ()), *(larger if large else ()))
+
+
+def _figures(
+    name: str, device: torch.device, peers: Sequence[str], turns: int, rounds: int, steps: int
+) -> list[Figure]:
+    setting = SETTINGS[name](device, steps)
+    ways = {**own_ways(setting), **{n: PEERS[n].build(setting) for n in peers}}
+    if name == "digits":
+        return compared(setting, ways, turns, rounds, WARM_UP)
+    return compared(setting, ways, min(turns, 3), 1, 2 if device.type == "cuda" else 1)
 
 
 def own_ways(setting: Setting) -> dict[str, Way]:
@@ -80,18 +103,25 @@ def compared(setting: Setting, ways: Mapping[str, Way], turns: int, rounds: int,
             took[name].append(statistics.median(way.rounds(rounds)) * setting.whole)
     loops = [name for name in ways if name.startswith("plain")]
     best = min(loops, key=lambda name: statistics.median(took[name]))
-    figures = [Figure(f"{setting.title}: {n}", "s a round", tuple(t), note=setting.note) for n, t in took.items()]
+    figures = [
+        Figure(f"{setting.title}: {n}", "s a round", tuple(t), setting.limit if _is_auto(n) else None, setting.note)
+        for n, t in took.items()
+    ]
     for name in ways:
         if name not in loops:
             ratio = tuple(a / b for a, b in zip(took[best], took[name], strict=True))
             figures.append(Figure(f"{setting.title}: {name}, times as fast as the {best}", "x", ratio))
-    beginning = tuple(seconds for name, seconds in first.items() if name.startswith("auto"))
-    figures.append(Figure(f"{setting.title}: the first round, auto engine", "s", beginning))
+    beginning = tuple(seconds for name, seconds in first.items() if _is_auto(name))
+    figures.append(Figure(f"{setting.title}: the first round, auto engine", "s", beginning, setting.first_limit))
     known = {name: setting.accuracy(way.params) for name, way in ways.items() if way.params}
     said = ", ".join(f"{name} {value:.1f} %" for name, value in known.items())
     apart = max(known.values()) - min(known.values())
     figures.append(Figure(f"{setting.title}: final accuracies lie apart", "points", (apart,), APART, said))
     return figures
+
+
+def _is_auto(way: str) -> bool:
+    return way.startswith("auto")
 
 
 def drawn(bench: Bench, file: Path) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedquit.bench.measure import Bench, Figure, machine, seconds
+from fedquit.bench.measure import Bench, Figure, chosen_device, machine, seconds
 from fedquit.bench.settings import Setting, chosen_setting, digits
 from fedquit.core import Params, Reply
-from fedquit.engine import Address, Ask, Precision, choose, open_engine, seeing
+from fedquit.engine import Address, Ask, Engine, Precision, choose, open_engine, seeing
 from fedquit.errors import InputError
 from fedquit.evaluate import accuracy
 from fedquit.fedavg import Learn
@@ -32,20 +32,25 @@ def unlearning(device: str = "cpu", *, repeats: int = 3, steps: int = 10, images
     """FedQUIT's unlearning round on 5,000 images, and the evaluation of 60,000; on a CPU scaled from a part."""
     if min(repeats, steps, images) < 1:
         raise InputError("a benchmark needs at least one repeat, step and image: give 1 or more.")
-    setting = chosen_setting(device, steps)
+    setting = chosen_setting(chosen_device(device), steps)
     on_gpu = device == "cuda"
     precision: Precision = "bf16" if on_gpu else "float32"
     mine = setting.data.train[0][:FORGET] if on_gpu else setting.data.train[0]
     data = replace(setting.data, train={**setting.data.train, 0: mine}, forget={0: mine})
-    runs = open_engine("auto", setting.model, data, {}, precision)
+    runs, alone = (open_engine(name, setting.model, data, {}, precision) for name in ("auto", "sequential"))
     task = FedQUIT(lr=1e-4).distill
     times = 1.0 if on_gpu else FORGET / len(mine)
 
-    def unlearn() -> Params:
-        return mean(runs.run(Ask(task, (0,), "forget", {"start": setting.start}, Address(0, "unlearn"))))
+    def unlearn(engine: Engine) -> Params:
+        return mean(engine.run(Ask(task, (0,), "forget", {"start": setting.start}, Address(0, "unlearn"))))
 
-    first = seconds(unlearn, 1, setting.device)
-    took = tuple(times * t for t in seconds(unlearn, repeats, setting.device))
+    def timed(engine: Engine, repeats: int) -> tuple[float, ...]:
+        return tuple(times * t for t in seconds(lambda: unlearn(engine), repeats, setting.device))
+
+    first = seconds(lambda: unlearn(runs), 1, setting.device)
+    unlearn(alone)
+    took, slower = timed(runs, repeats), timed(alone, repeats)
+    ratio = tuple(b / a for a, b in zip(took, slower, strict=True))
     note = "" if on_gpu else f"scaled from {len(mine):,} images"
     some = _images(setting, EVALUATED if on_gpu else images)
     reading = seeing(setting.model, precision, setting.device)
@@ -58,6 +63,8 @@ def unlearning(device: str = "cpu", *, repeats: int = 3, steps: int = 10, images
     said = "" if on_gpu else f"scaled from {len(some[1]):,} images"
     figures = [
         Figure("FedQUIT's unlearning round on 5,000 images", "s", took, UNLEARN_LIMIT if on_gpu else None, note),
+        Figure("the same, sequential engine", "s", slower, note=note),
+        Figure("times as fast as the sequential engine", "x", ratio),
         Figure("the first one, with what is recorded once", "s", first),
         Figure("evaluating 60,000 images", "s", read, EVALUATE_LIMIT if on_gpu else None, said),
     ]
@@ -73,12 +80,10 @@ def scaling(device: str = "cpu", *, repeats: int = 3, rounds: int = 2) -> Bench:
     """A thousand clients: seconds against steps taken for 25, 50, 75 and 100 a round, and how many replies are held."""
     if min(repeats, rounds) < 1:
         raise InputError("a benchmark needs at least one repeat and round: give 1 or more.")
-    at = torch.device(device)
-    setting = digits()
-    dataset = setting.data.dataset.to(at)
-    parts = torch.arange(CLIENTS * 16).view(CLIENTS, 16) % len(dataset.y)
-    data = replace(setting.data, dataset=dataset, train=dict(enumerate(parts)))
-    start = {n: p.to(at) for n, p in setting.start.items()}
+    at = chosen_device(device)
+    setting = digits(at)
+    parts = torch.arange(CLIENTS * 16).view(CLIENTS, 16) % len(setting.data.y)
+    data, start = replace(setting.data, train=dict(enumerate(parts))), setting.start
     name = choose("auto", setting.model, data, start).name
     runs = open_engine("auto", setting.model, data, {}, width=20)
     task = Learn(replace(setting.local, batch_size=8))
@@ -100,6 +105,7 @@ def scaling(device: str = "cpu", *, repeats: int = 3, rounds: int = 2) -> Bench:
     explained = 1 - float(((took - slope * steps - intercept) ** 2).sum() / ((took - took.mean()) ** 2).sum())
     line = f"{slope * 1e3:.3f} ms a client's step + {intercept * 1e3:.1f} ms; explains {100 * explained:.1f} % of it"
     full = tuple(t for n, t in points if n == PER_ROUND * 2)
+    uneven = float((took[0] / steps[0]) / (took[-1] / steps[-1]))
     figures = [
         Figure(f"1,000 clients, {PER_ROUND} a round, {name} engine", "s a round", full, note=line),
         *(
@@ -108,6 +114,7 @@ def scaling(device: str = "cpu", *, repeats: int = 3, rounds: int = 2) -> Bench:
             if n < PER_ROUND
         ),
         Figure("not explained by a line in the work", "%", (100 * (1 - explained),), 20.0, line),
+        Figure(f"a step at {PER_ROUND // 4} clients a round costs, over one at {PER_ROUND}", "x", (uneven,)),
         *(Figure(f"replies held at once, {n} a round", "replies", (float(most),), 21.0) for n, most in held.items()),
         Figure("the server's running sum", "MB", (nbytes(start) / 1e6,)),
     ]
@@ -127,6 +134,21 @@ class _Held:
             yield reply
             del reply
             self.most = max(self.most, sum(r() is not None for r in alive))
+
+
+def bars(bench: Bench, file: Path) -> None:
+    """A bar for everything that takes seconds, with its spread."""
+    from matplotlib.figure import Figure as Canvas
+
+    own = [f for f in bench.figures if f.unit == "s"]
+    canvas = Canvas(figsize=(9, 1.2 + 0.45 * len(own)), layout="constrained")
+    axes = canvas.subplots()
+    spread = [[f.value - min(f.repeats) for f in own], [max(f.repeats) - f.value for f in own]]
+    axes.barh([f.name for f in own], [f.value for f in own], xerr=spread, color="#4477aa", capsize=3)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds")
+    axes.set_title(bench.title, loc="left")
+    canvas.savefig(file, dpi=120)
 
 
 def drawn(bench: Bench, file: Path) -> None:

@@ -17,14 +17,15 @@ from fedquit.core import Local, Params
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.look import Look, Pixels
-from fedquit.engine import Address, Ask, Precision, open_engine
-from fedquit.errors import InputError
+from fedquit.engine import Address, Ask, Precision, open_engine, seeing
 from fedquit.evaluate import accuracy
 from fedquit.fedavg import Learn
 from fedquit.models import FunctionalModel, load_model
 from fedquit.params import mean, placed
 
 RAGGED = (5972, 4756, 5155, 5978, 6514, 4617, 4231, 5052, 2893, 4799)  # CIFAR-100 by LDA: as clients really are
+CPU = torch.device("cpu")
+ROUND_LIMIT, FIRST_LIMIT = 1.2, 40.0  # seconds for the ResNet-18 on a GPU
 FEW = 2  # clients that a part of the work is measured on: a whole round takes a CPU a quarter of an hour
 CIFAR = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), vary="rotate-pad-crop-flip")
 
@@ -44,6 +45,8 @@ class Setting:
     whole: float = 1.0  # a round of the real setting takes so many times the steps
     note: str = ""
     threads: int = 1  # with which a loop over its clients is fastest
+    limit: float | None = None  # seconds that a round of the auto engine may take
+    first_limit: float | None = None  # and the first one, with all that is compiled and recorded once
 
     @property
     def device(self) -> torch.device:
@@ -53,15 +56,16 @@ class Setting:
     def accuracy(self, params: Params) -> float:
         """On the test set, in percent."""
         dataset = self.data.dataset
-        return accuracy(self.model, params, dataset.test_x, dataset.test_y)
+        return accuracy(seeing(self.model, "float32", self.device), params, dataset.test_x, dataset.test_y)
 
 
-def digits() -> Setting:
+def digits(device: torch.device = CPU) -> Setting:
     """Ten clients with 143 or 144 digits of 8x8 pixels, a CNN of 6,186 parameters, one epoch in batches of 32."""
     dataset = load_dataset("digits")
     model = load_model("cnn", dataset.shape, dataset.classes)
     data = federate(dataset, partition="iid", clients=10)
-    return Setting("10 clients x 143 digits, CNN of 6,186 parameters", data, model, model.init(0), Local(lr=0.1))
+    data, start = replace(data, dataset=dataset.to(device)), placed(model.init(0), device)
+    return Setting("10 clients x 143 digits, CNN of 6,186 parameters", data, model, start, Local(lr=0.1))
 
 
 def cifar(device: torch.device, steps: int = 0, *, classes: int = 100, model: str = "resnet18") -> Setting:
@@ -74,7 +78,8 @@ def cifar(device: torch.device, steps: int = 0, *, classes: int = 100, model: st
     whole = sum(-(-n // local.batch_size) for n in RAGGED) / (steps * FEW) if steps else 1.0
     note = f"scaled from {steps} steps of each of {FEW} clients" if steps else ""
     start, title = placed(network.init(0), device), "10 ragged clients x 5,000 images, ResNet-18, augmented"
-    return Setting(title, data, network, start, local, whole, note, torch.get_num_threads())
+    limits = (ROUND_LIMIT, FIRST_LIMIT) if device.type == "cuda" else (None, None)
+    return Setting(title, data, network, start, local, whole, note, torch.get_num_threads(), *limits)
 
 
 def transformer(device: torch.device, steps: int = 10, *, clients: int = 10, size: int = 224) -> Setting:
@@ -82,7 +87,7 @@ def transformer(device: torch.device, steps: int = 10, *, clients: int = 10, siz
     local = Local(lr=3e-4, optimizer="adamw")
     sizes = [steps * local.batch_size] * clients
     dataset = noisy(sum(sizes), 100).to(device)
-    dataset = replace(dataset, look=replace(CIFAR, size=size))
+    dataset = replace(dataset, look=replace(CIFAR, size=size, vary="enlarge-crop-flip"))
     data = FederatedData(dataset, dict(enumerate(torch.arange(sum(sizes)).split(sizes))))
     model = load_model("mit_b0", dataset.shape, 100, look=dataset.look)
     whole = sum(-(-n // local.batch_size) for n in RAGGED) / (steps * clients)
@@ -210,8 +215,6 @@ def engine(setting: Setting, name: str, threads: int, precision: Precision = "fl
     return Timed(setting, step, threads)
 
 
-def chosen_setting(device: str, steps: int = 0) -> Setting:
+def chosen_setting(device: torch.device, steps: int = 0) -> Setting:
     """The ResNet setting on that device: all of it on a GPU, some steps of it on a CPU."""
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"there is no device {device!r} here: take cpu, or cuda on a machine with a GPU.")
-    return cifar(torch.device(device), steps if device == "cpu" else 0)
+    return cifar(device, steps if device.type == "cpu" else 0)

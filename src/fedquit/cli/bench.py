@@ -63,14 +63,21 @@ def round_(
     turns: Annotated[int, typer.Option(help="How often each way has its turn.")] = 7,
     steps: Annotated[int, typer.Option(help="On a CPU: steps a client of ResNet-18, from which to scale.")] = 10,
     large: Annotated[bool, typer.Option(help="Also the ResNet-18.")] = True,
+    only: Annotated[str, typer.Option(help="One setting: digits, cifar, text or transformer.")] = "",
     out: OutFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """How long a round of training takes: our engines, a plain loop and other frameworks, taking turns."""
     from fedquit.bench.rounds import drawn, measured
+    from fedquit.files import write_json
+
+    def written(bench: Bench) -> None:
+        if out is not None:
+            write_json(out / "round.json", bench.to_dict())
 
     others = [name.strip() for name in peers.split(",") if name.strip()]
-    _keep(measured(device, peers=others, turns=turns, steps=steps, large=large), "round", out, as_json, drawn)
+    found = measured(device, peers=others, only=only, turns=turns, steps=steps, large=large, tell=written)
+    _keep(found, "round", out, as_json, drawn)
 
 
 @app.command(name="unlearn")
@@ -82,9 +89,9 @@ def unlearn(
     as_json: AsJson = False,
 ) -> None:
     """What FedQUIT's unlearning round on 5,000 images and the evaluation of 60,000 take."""
-    from fedquit.bench.scale import unlearning
+    from fedquit.bench.scale import bars, unlearning
 
-    _keep(unlearning(device, repeats=repeats, steps=steps), "unlearn", out, as_json)
+    _keep(unlearning(device, repeats=repeats, steps=steps), "unlearn", out, as_json, bars)
 
 
 @app.command(name="scale")

@@ -11,8 +11,9 @@ from fedquit.core import Memory, Model
 from fedquit.data.federated import FederatedData
 from fedquit.engine.choice import Choice, choose
 from fedquit.engine.plan import Address
+from fedquit.engine.precision import Precision, computing
 from fedquit.engine.sequential import Ask, Engine, Examples, SequentialEngine, run_client
-from fedquit.engine.stacked import Precision, Recordings, StackedEngine, seeing
+from fedquit.engine.stacked import Recordings, StackedEngine, seeing
 from fedquit.engine.threaded import ThreadedEngine
 from fedquit.names import lookup
 
@@ -23,7 +24,7 @@ def _sequential(
     model: Model, data: FederatedData, homes: Memory, precision: Precision, width: int, recordings: Recordings
 ) -> Engine:
     """One client after the other, step by step: the meaning of all others."""
-    return SequentialEngine(model, data, homes)
+    return SequentialEngine(model, data, homes, precision)
 
 
 def _stacked(
@@ -37,7 +38,8 @@ def _threaded(
     model: Model, data: FederatedData, homes: Memory, precision: Precision, width: int, recordings: Recordings
 ) -> Engine:
     """A client on each core, step by step; for networks that are too large to be stacked on a CPU."""
-    return ThreadedEngine(model, data, homes, min(width or torch.get_num_threads(), torch.get_num_threads()))
+    workers = min(width or torch.get_num_threads(), torch.get_num_threads())
+    return ThreadedEngine(model, data, homes, workers, precision)
 
 
 def _auto(
@@ -60,7 +62,7 @@ def open_engine(
     recordings: Recordings | None = None,
 ) -> Engine:
     """The engine of that name."""
-    known = recordings if recordings is not None else {}
+    known = recordings if recordings is not None else Recordings()
     return lookup(ENGINES, name, "engine")(model, data, homes, precision, width, known)
 
 
@@ -77,6 +79,7 @@ __all__ = [
     "StackedEngine",
     "ThreadedEngine",
     "choose",
+    "computing",
     "open_engine",
     "run_client",
     "seeing",

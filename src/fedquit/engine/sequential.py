@@ -15,6 +15,7 @@ from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.data.look import AS_STORED, Look
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
 from fedquit.engine.plan import Address, fixed_uniforms, make_plan
+from fedquit.engine.precision import Precision, computing
 from fedquit.names import lookup
 
 
@@ -145,13 +146,16 @@ class SequentialEngine:
     model: Model
     data: FederatedData
     homes: Memory  # what the clients keep, by "client/name"
+    precision: Precision = "float32"
 
     def run(self, ask: Ask) -> Iterator[Reply]:
         """The replies, in the order of `ask.clients`."""
         for client in ask.clients:
             mine = Examples.of(self.data, Own.of(self.data, client, ask.split, ask.address.seed))
             seed = ask.address.seed_for(client)
-            done = run_client(self.model, ask.task, mine, {**ask.sent, **at_home(self.homes, ask.task, client)}, seed)
+            sent = {**ask.sent, **at_home(self.homes, ask.task, client)}
+            with computing(self.precision, self.data.y.device):
+                done = run_client(self.model, ask.task, mine, sent, seed)
             yield reply_of(self.homes, client, len(mine.y), done)
 
 

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import accumulate, zip_longest
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from fedquit.data.look import AsStored
 from fedquit.engine.cpu_ops import Batched
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
 from fedquit.engine.plan import Plan, make_plan
+from fedquit.engine.precision import Precision, Reading, computing, on_gpu
 from fedquit.engine.replay import LARGEST, Replays
 from fedquit.engine.sequential import Ask, Outcome, Own, SequentialEngine, at_home, reply_of
 from fedquit.engine.stacked_ops import Rerouted, Room, kernels_at_hand
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 ALIGNED = 64  # numbers
 READY_BYTES = 4 << 30  # the most that a round's examples may take once they are ready
 READY_AT_ONCE = 1 << 14  # examples
-Precision = Literal["float32", "tf32", "bf16"]
+RECORDED = 6  # kinds of work whose recordings are kept: a method has two or three, and each holds some gigabytes
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ class Low:
 
 def seeing(model: Model, precision: Precision, device: torch.device) -> Model:
     """A network as it is evaluated: in the precision in which it was trained."""
-    return Low(model, (), device.type == "cuda" and kernels_at_hand()) if precision == "bf16" else model
+    if precision == "bf16":
+        model = Low(model, (), on_gpu(device) and kernels_at_hand())
+    return Reading(model, precision, device) if on_gpu(device) else model
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ class Work:
         self.device = data.y.device
         self.recorded = engine.recording
         self.kernels = engine.kernels
-        self.batched = self.device.type == "cpu" and not engine.low
+        self.batched = not engine.recording and not engine.low
         shapes = {n: tuple(p.shape) for n, p in first.begun.items()}
         self.layout = Layout(shapes, convolutions_last=self.kernels or self.batched)
         like = next(iter(first.begun.values()))
@@ -270,8 +272,8 @@ class Work:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
+            self.clock.zero_()  # it may stand at the end of the last round, past which there is nothing to read
             self._step(width)
-            self.clock.zero_()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None
@@ -294,7 +296,8 @@ class Work:
             loss, found = self._gradients(self.shared, plan.share, own, copies, each, *batch)
         with torch.no_grad():
             self.losses[:width] += loss.detach()
-            self._update(width, found, each, self.clock[0] + 1 if t is None else t + 1)
+            number = (self.clock[0] + 1).double() if t is None else t + 1  # whole numbers give powers in float32
+            self._update(width, found, each, number)
             self.clock += 1
 
     def _gradients(
@@ -425,19 +428,20 @@ class Job:
     begun: Params
 
 
-@contextlib.contextmanager
-def _arithmetic(precision: Precision) -> Iterator[None]:
-    """Whether a GPU may round the factors of float32 products to 19 bits: not where float32 is asked for."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+class Recordings(dict[object, Work | Replays]):
+    """By what they depend on, the last used last; they serve every engine over the same data set."""
 
+    fits = 0  # how many clients go at once, once memory has run out; 0: it never has
 
-Recordings = dict[object, Work | Replays]  # by what they depend on; they serve every engine over the same data set
+    @property
+    def recorded(self) -> list[object]:
+        """What was recorded on a GPU, and holds its memory."""
+        return [kind for kind, work in self.items() if isinstance(work, Work)]
+
+    def keep(self, most: int) -> None:
+        """Of what was recorded, only so many: the last used."""
+        for kind in self.recorded[: max(0, len(self.recorded) - most)]:
+            del self[kind]
 
 
 @dataclass
@@ -449,7 +453,7 @@ class StackedEngine:
     homes: Memory
     width: int = 0  # how many at once, at most; 0: as many as are asked
     precision: Precision = "float32"
-    works: Recordings = field(default_factory=dict, repr=False)
+    works: Recordings = field(default_factory=Recordings, repr=False)
     owns: dict[tuple[ClientId, Split, int], Own] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -470,24 +474,32 @@ class StackedEngine:
     def run(self, ask: Ask) -> Iterator[Reply]:
         """The replies, in the order of `ask.clients`."""
         if lookup(OPTIMIZERS, ask.task.local.optimizer, "optimizer").wants_curvature:
-            yield from SequentialEngine(self.model, self.data, self.homes).run(ask)  # it differentiates twice
+            alone = SequentialEngine(self.model, self.data, self.homes, self.precision)  # it differentiates twice
+            yield from alone.run(ask)
             return
-        waiting = list(ask.clients)
+        waiting, again = list(ask.clients), False
         while waiting:
-            width = min(self.width or len(waiting), len(waiting))
+            width = min(n for n in (self.width, self.works.fits, len(waiting)) if n)
             try:
-                with _arithmetic(self.precision) if self.recording else contextlib.nullcontext():
+                with computing(self.precision, self.data.y.device):
                     replies = self._together(ask, waiting[:width])
             except torch.OutOfMemoryError:
-                if width == 1:
+                again = not again and bool(self.works.recorded)  # as many once more, without what others have left
+                if not again and width == 1:
                     raise
-                self.width = width // 2
-                self.works.clear()
-                torch.cuda.empty_cache()
-                log.warning("%d clients at once do not fit into memory: going on with %d.", width, self.width)
+                replies = []
+            if not replies:  # by now what failed is let go of, too
+                self._make_room(width, halve=not again)
                 continue
             yield from replies
-            waiting = waiting[width:]
+            waiting, again = waiting[width:], False
+
+    def _make_room(self, width: int, *, halve: bool) -> None:
+        self.works.clear()
+        torch.cuda.empty_cache()
+        if halve:
+            self.works.fits = width // 2
+            log.warning("%d clients at once do not fit into memory: going on with %d.", width, self.works.fits)
 
     def _together(self, ask: Ask, clients: Sequence[ClientId]) -> list[Reply]:
         jobs = self._jobs(ask, clients)
@@ -543,10 +555,12 @@ class StackedEngine:
             return self._on_cpu(Work(self, task, jobs, steps[0]), task, jobs)
         room = 1 << max(steps[0] - 1, 0).bit_length()  # so that a longer plan seldom needs a new recording
         kind = _kind(task, jobs, room)
-        if kind not in self.works:
-            self.works[kind] = Work(self, task, jobs, room)
-        work = self.works[kind]
+        work = self.works.pop(kind, None)
+        if work is None:
+            self.works.keep(RECORDED - 1)
+            work = Work(self, task, jobs, room)
         assert isinstance(work, Work)
+        self.works[kind] = work
         work.task = task
         for width in sorted({sum(1 for s in steps if s > t) for t in range(steps[0])}, reverse=True):
             if width not in work.graphs:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedquit.core import ClientId, Memory, Model, Params, Reply, Sent
 from fedquit.data.federated import FederatedData
+from fedquit.engine.precision import Precision, computing
 from fedquit.engine.sequential import Ask, Examples, Outcome, Own, at_home, reply_of, run_client
 
 
@@ -49,6 +50,7 @@ class ThreadedEngine:
     data: FederatedData
     homes: Memory
     workers: int
+    precision: Precision = "float32"
     # A module is lent other parameters while it computes: each thread needs one that nobody else computes with.
     _models: SimpleQueue[Model] = field(default_factory=SimpleQueue, init=False, repr=False)
 
@@ -65,14 +67,15 @@ class ThreadedEngine:
         waiting: deque[tuple[ClientId, int, Future[Outcome]]] = deque()
         pool = ThreadPoolExecutor(workers, initializer=each)
         try:
-            for client in ask.clients:
-                mine = Examples.of(self.data, Own.of(self.data, client, ask.split, ask.address.seed))
-                sent = {**ask.sent, **at_home(self.homes, ask.task, client)}
-                waiting.append((client, len(mine.y), pool.submit(self._work, ask, client, mine, sent)))
-                if len(waiting) > workers:
+            with computing(self.precision, self.data.y.device):  # of all threads at once
+                for client in ask.clients:
+                    mine = Examples.of(self.data, Own.of(self.data, client, ask.split, ask.address.seed))
+                    sent = {**ask.sent, **at_home(self.homes, ask.task, client)}
+                    waiting.append((client, len(mine.y), pool.submit(self._work, ask, client, mine, sent)))
+                    if len(waiting) > workers:
+                        yield self._next(waiting)
+                while waiting:
                     yield self._next(waiting)
-            while waiting:
-                yield self._next(waiting)
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(before)  # a thread that sets its own number sets that of all that begin later

@@ -9,11 +9,18 @@ every function here, and a test compares them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+# Batches of all sizes share a kernel, whatever divides them and wherever their means lie.
+ANY_BATCH: dict[str, Any] = {
+    "do_not_specialize": ["images"],
+    "do_not_specialize_on_alignment": ["mean_at", "scale_at"],
+}
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,7 @@ def _conv_weights(
     ROWS: tl.constexpr,  # input channels
     COLUMNS: tl.constexpr,  # output channels
     DEPTH: tl.constexpr,  # pixels
-    SPLIT: tl.constexpr,
+    SPLIT: tl.constexpr,  # whether several programs add up what each found
 ):
     """The gradient of the weights: for each tap, (input channels by pixels) times (pixels by output channels)."""
     client = tl.program_id(1).to(tl.int64)
@@ -180,13 +187,13 @@ def _conv_weights(
         b = tl.load(g_at + row[:, None] * channels_out + column[None, :], mask=(row < rows)[:, None], other=0.0)
         total = tl.dot(tl.trans(a), b, total)
     here = out_at + client * out_client + (tap * channels_in + channel)[:, None] * channels_out + column[None, :]
-    if SPLIT == 1:
-        tl.store(here, total.to(out_at.dtype.element_ty))
-    else:
+    if SPLIT:
         tl.atomic_add(here, total, sem="relaxed")
+    else:
+        tl.store(here, total.to(out_at.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(**ANY_BATCH)
 def _norm(
     x_at,
     weight_at,
@@ -238,7 +245,7 @@ def _gradient_here(g_at, y_at, here, x, weight, bias, RELU: tl.constexpr, SHORTC
     return g
 
 
-@triton.jit
+@triton.jit(**ANY_BATCH)
 def _norm_back(
     g_at,
     x_at,
@@ -289,7 +296,7 @@ def _norm_back(
         tl.store(out_at + here, back.to(out_at.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(**ANY_BATCH)
 def _norm_sums(sums_at, weight_at, bias_at, out_client, images, channels: tl.constexpr, MANY: tl.constexpr):
     """The gradients of weights and biases: the sums of a client's images."""
     client, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * 64 + tl.arange(0, 64)
@@ -395,7 +402,7 @@ def conv_weights(
         ROWS=high,
         COLUMNS=wide,
         DEPTH=tiles.depth,
-        SPLIT=split,
+        SPLIT=split > 1,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )

@@ -48,6 +48,7 @@ class FunctionalModel:
     dtype: torch.dtype = torch.float32
     look: Look = AS_STORED
     _module: nn.Module = field(init=False, repr=False, compare=False)  # lends its forward, never its weights
+    _constants: dict[torch.device, Params] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.dtype.is_floating_point:
@@ -70,13 +71,18 @@ class FunctionalModel:
             x = self.look.plain(x)
         if x.is_floating_point():
             x = x.to(next(iter(params.values())).dtype)
-        constants = {n: b.to(x.device) for n, b in self._module.named_buffers()}
         # strict: a parameter that is missing must not be silently replaced by the module's own.
-        output = functional_call(self._module, {**constants, **params}, (x,), strict=True)
+        output = functional_call(self._module, {**self._buffers(x.device), **params}, (x,), strict=True)
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):
             raise InputError(f"the model returned {type(output).__name__}: its forward must return logits, a tensor.")
         return logits
+
+    def _buffers(self, device: torch.device) -> Params:
+        """Constants stay where they were once needed: a recorded computation cannot fetch them."""
+        if device not in self._constants:
+            self._constants[device] = {n: b.to(device) for n, b in self._module.named_buffers()}
+        return self._constants[device]
 
     def _built(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
