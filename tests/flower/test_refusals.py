@@ -13,6 +13,7 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 
 from fedquit.core import Params
 from fedquit.data.federated import FederatedData
@@ -76,6 +77,22 @@ def from_another_node(reply: Message) -> list[Message]:
     return [reply]
 
 
+class Garbage(ConfigRecord):
+    """A record whose head is as it must be, and whose body is none."""
+
+    def deflate(self) -> bytes:
+        return b"ConfigRecord  5\x00" + b"\xff" * 5
+
+
+def garbled(reply: Message) -> list[Message]:
+    """A reply that the SuperLink takes and that nobody can read."""
+    if reply.has_content() and wire.PARAMS in reply.content:
+        content = Garbage()
+        validate_object_content(content.deflate())
+        reply.content[wire.REPLY] = content
+    return [reply]
+
+
 def second_set(reply: Message) -> list[Message]:
     if reply.has_content() and wire.PARAMS in reply.content:
         reply.content["another"] = ArrayRecord()
@@ -118,6 +135,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
         "cannot be read",
     ),
     "words without an end": (lambda r: [_worded(r, "[" * 60_000)], "not JSON"),
+    "bytes that are no message": (garbled, "the reply cannot be read (DecodeError"),
     "a refusal": (reworded(refused="I do not want to"), "it refuses: I do not want to"),
     "words that are none": (lambda r: [_worded(r, "{")], "not JSON"),
     "no words": (lambda r: [_worded(r, 3)], "not one of fedquit's"),
@@ -186,6 +204,38 @@ def test_a_late_reply_is_ignored(make: MakeWorld) -> None:
     found, expected = world.serve(world.config()), without.serve(without.config())
     assert any("ignored a reply to no question of this round" in line for line in lines(world.folder))
     assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
+
+
+def test_a_reply_that_claims_to_answer_somebody_elses_question_answers_none(make: MakeWorld) -> None:
+    world, without = make(), make("without")
+    asked: dict[int, str] = {}
+    world.grid.before = lambda m: asked.update({m.metadata.dst_node_id: m.metadata.message_id})
+
+    def usurping(reply: Message) -> list[Message]:
+        if reply.metadata.message_type.startswith("train") and world.node_of(1).id in asked:
+            reply.metadata.__dict__["_reply_to_message_id"] = asked[world.node_of(1).id]
+        return [reply]
+
+    world.node_of(2).spoil = usurping
+    without.node_of(2).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
+    found, expected = world.serve(world.config()), without.serve(without.config())
+    assert any(line.startswith("ignored a") for line in lines(world.folder))
+    assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
+
+
+def test_a_superlink_that_has_gone_is_no_fault_of_the_replies(make: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make()
+
+    def gone(*_: object) -> list[Message]:
+        raise ConnectionError("gone")
+
+    def leave(message: Message) -> None:
+        monkeypatch.setattr(world.grid, "pull_messages", gone)
+        monkeypatch.setattr(world.grid, "get_nodes", gone)
+
+    world.grid.before = leave
+    with pytest.raises(ConnectionError, match="gone"):
+        world.serve(world.config())
 
 
 def test_an_error_is_logged_with_its_reason_and_the_round_goes_on(make: MakeWorld) -> None:
