@@ -403,6 +403,63 @@ def test_a_superlink_that_goes_away_while_a_run_is_submitted_is_waited_for(plan:
     assert see_through(plan, control, tmp_path / "memo") == 1
 
 
+def test_a_superlink_that_is_back_before_the_failure_is_told_is_not_taken_for_the_apps_fault(
+    plan: Plan, guard: Guard, tmp_path: Path
+) -> None:
+    link, control = keeper(guard, "sleep 1000", tmp_path).start(), Scripted(["finished:completed"])
+    submitted = control.submit
+
+    def submit(*_: object) -> int:
+        control.submit = submitted  # type: ignore[method-assign]
+        link.crash()
+        assert eventually(lambda: link.starts == 2)
+        raise DeploymentError("no connection")
+
+    control.submit = submit  # type: ignore[assignment, method-assign]
+    assert see_through(plan, control, tmp_path / "memo", superlink=link) == 1
+    link.stop()
+
+
+def test_a_run_that_the_superlink_does_not_know_is_lost(plan: Plan, tmp_path: Path) -> None:
+    control, said = Scripted(["finished:completed"]), list[str]()
+    known = control.run
+
+    def run(run: int) -> dict[str, Any]:
+        if run == 5:
+            raise DeploymentError("`flwr list` failed: [code: 16] Run ID not found.")
+        return known(run)
+
+    control.run = run  # type: ignore[method-assign]
+    (tmp_path / "memo").write_text('{"run": "5"}')
+    assert see_through(plan, control, tmp_path / "memo", say=said.append) == 1
+    assert any("run 5 is lost (the SuperLink does not know it)" in line for line in said)
+
+
+def test_a_run_that_nobody_can_tell_of_is_asked_for_with_pauses_and_not_for_ever(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedquit.flower.supervise.ASKED_AGAIN", 0.2)
+    control, said, asked = Scripted([]), list[str](), list[int]()
+
+    def run(run: int) -> dict[str, Any]:
+        asked.append(run)
+        raise DeploymentError("`flwr list` failed: out of order.")
+
+    control.run = run  # type: ignore[method-assign]
+    with pytest.raises(DeploymentError, match=r"nobody could tell for 0 s what became of it: .* out of order"):
+        see_through(plan, control, tmp_path / "memo", say=said.append)
+    assert set(asked) == {1, 2, 3, 4}
+    assert len(asked) <= 4 * 5, "half a second for each, with pauses"
+    assert sum("cannot be told" in line for line in said) == 4, "once for each"
+
+
+def test_what_follows_a_log_can_be_found_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[dict[str, str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: begun.append(env))
+    Control("host:1", None, tmp_path, "the mark").stream(1)
+    assert begun[0][reaper.VARIABLE] == "the mark"
+
+
 def test_an_app_that_cannot_be_submitted_is_told_at_once(plan: Plan, tmp_path: Path) -> None:
     control = Scripted([])
 

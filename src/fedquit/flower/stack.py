@@ -178,12 +178,7 @@ class Control:
         command = [program("flwr"), "log", str(run), CONNECTION, "--stream"]
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            command,
-            env=environment(self.home),
-            stdout=pipe,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+            command, env=self._env, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
     def wait(self, run: int, timeout: float, every: float = 3.0) -> str:

@@ -29,6 +29,8 @@ STATE = "fedquit.state"  # the setting by which an app learns where its state li
 AGAIN = Pauses(first=2.0, factor=2.0, most=60.0, attempts=10)
 COMPLETED, STOPPED = "finished:completed", "finished:stopped"
 LOST_AFTER = 150.0  # seconds in which a SuperLink notices by itself that a ServerApp is gone
+UNKNOWN_RUN = "Run ID not found"  # in Flower's words
+ASKED_AGAIN = 1.0  # seconds between two questions about a run
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def see_through(
     while True:
         _wait_for_superlink(control, plan.patience, superlink, say)
         began, starts = time.monotonic(), superlink.starts if superlink else 0
-        run = run if run is not None else _submitted(plan, control, memo, say)
+        run = run if run is not None else _submitted(plan, control, memo, superlink, say)
         end = "it could not be submitted"
         if run is not None:
             end = _follow(control, run, plan.patience, superlink, starts, say, hear)
@@ -88,12 +90,14 @@ def see_through(
         run = None
 
 
-def _submitted(plan: Plan, control: Control, memo: Path, say: Say) -> int | None:
-    """The number of a new run; None if the SuperLink went away meanwhile."""
+def _submitted(plan: Plan, control: Control, memo: Path, superlink: Keeper | None, say: Say) -> int | None:
+    """The number of a new run; None if the SuperLink went away meanwhile, also where it is back by now."""
+    starts = superlink.starts if superlink else 0
     try:
         run = control.submit(plan.app, plan.config, plan.federation)
     except DeploymentError:
-        if control.healthy():  # then it is the app that is at fault, and will be the next time
+        went_away = superlink is not None and (superlink.starts != starts or not superlink.running)
+        if control.healthy() and not went_away:  # then it is the app that is at fault, and will be the next time
             raise
         return None
     write_json(memo, {"run": str(run)})
@@ -133,6 +137,7 @@ def _follow(
     control: Control, run: int, patience: float, superlink: Keeper | None, starts: int, say: Say, hear: Hear
 ) -> str:
     """Follow a run to its end; how it ended. It has also ended when the SuperLink that carried it was started again."""
+    silent_since: float | None = None
     while True:
         _listen(control, run, hear, lambda: superlink is not None and superlink.starts != starts)
         _wait_for_superlink(control, patience, superlink, say)
@@ -141,14 +146,23 @@ def _follow(
             return "the SuperLink was started again"
         try:
             known = control.run(run)
-        except DeploymentError:
-            continue  # it went away between two questions
+        except DeploymentError as error:
+            if UNKNOWN_RUN in str(error):
+                return "the SuperLink does not know it"
+            if silent_since is None:  # it may have gone away between two questions
+                say(f"what became of run {run} cannot be told: {error} It is asked for up to {patience:.0f} s.")
+                silent_since = time.monotonic()
+            if time.monotonic() - silent_since > patience:
+                return f"nobody could tell for {patience:.0f} s what became of it: {error}"
+            time.sleep(ASKED_AGAIN)
+            continue
+        silent_since = None
         status, details = str(known["status"]), str(known.get("status-details", ""))
         if status in (COMPLETED, STOPPED):
             return status
         if status.startswith("finished"):
             return f"{status}, {details}"
-        time.sleep(1.0)  # the log broke off, the run did not
+        time.sleep(ASKED_AGAIN)  # the log broke off, the run did not
 
 
 def _listen(control: Control, run: int, hear: Hear, lost: Callable[[], bool]) -> None:
