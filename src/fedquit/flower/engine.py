@@ -9,6 +9,7 @@ deadline.
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,6 +68,10 @@ class Letter:
     node: int
     kind: str
     content: RecordDict
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))  # that must come back; it decides nothing else
+
+    def __post_init__(self) -> None:
+        wire.stamp(self.content, self.nonce)
 
 
 Say = Callable[[str], None]
@@ -116,7 +121,7 @@ class Post:
                         self.say(f"ignored {which}, from node {reply.metadata.src_node_id}")
                         continue
                     answered.add(to)
-                    yield letter, _from_the_right_node(letter, reply)
+                    yield letter, _from_who_was_asked(letter, reply)
             if self.clock.now() >= end:
                 return
             if waiting:
@@ -132,13 +137,17 @@ class Post:
             return [f"the reply cannot be read ({type(error).__name__}: {error})"[:MOST_WORDS]]
 
 
-def _from_the_right_node(letter: Letter, reply: Message) -> Message | str:
+def _from_who_was_asked(letter: Letter, reply: Message) -> Message | str:
     if reply.has_error():  # from the SuperLink itself, where the node has gone
         reason = " ".join((reply.error.reason or "no reason given").split())
         return f"error {reply.error.code}: {reason[:MOST_WORDS]}"
     source = reply.metadata.src_node_id
     if source and source != letter.node:
         return f"the reply is from node {source}, which was not asked"
+    try:
+        wire.require_nonce(reply.content, letter.nonce)
+    except wire.Refused as error:
+        return str(error)
     return reply
 
 
