@@ -23,6 +23,7 @@ from fedquit.files import read_json, write_json
 from fedquit.flower.keys import NodeKey, Tls, make_tls
 from fedquit.flower.processes import COLOURS, HERE, DeploymentError, Guard, Keeper, Pauses, Say, environment
 from fedquit.flower.stack import REFUSED, Control, Mode, Node, Value, superlink_command, supernode_command
+from fedquit.flower.traces import DATABASE, wipe_traces
 
 Hear = Callable[[str], None]
 STATE = "fedquit.state"  # the setting by which an app learns where its state lies
@@ -220,6 +221,8 @@ def serve(
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority = link.tls.authority if link.tls else link.authority
+    if link.ours:  # one that was killed has not tidied up
+        wipe_traces(folder / DATABASE, say)
     with Guard() as guard:
         control = Control(link.address, authority, folder / "flower-home", guard.mark_of("control"))
         keeper = _superlink(guard, link, folder, say) if link.ours else None
@@ -231,11 +234,12 @@ def serve(
         finally:
             if keeper:
                 keeper.stop()
+                wipe_traces(folder / DATABASE, say)
 
 
 def _superlink(guard: Guard, link: Link, folder: Path, say: Say) -> Keeper:
     host, _, port = link.address.rpartition(":")
-    command = superlink_command(int(port), folder / "superlink.db", link.tls, link.mode, host)
+    command = superlink_command(int(port), folder / DATABASE, link.tls, link.mode, host)
     log = folder / "logs" / "superlink.log"
     say(f"the SuperLink starts on {link.address}; its log is {log}.")
     return Keeper(guard, "superlink", command, log, environment(folder / "flower-home"), say=say).start()
