@@ -246,6 +246,49 @@ def test_one_that_fails_again_and_again_is_given_up_with_its_reason(guard: Guard
     kept.stop()
 
 
+def test_one_whose_port_is_taken_moves_to_another(guard: Guard, tmp_path: Path) -> None:
+    taken = ["sh", "-c", "echo 'error while attempting to bind: address already in use'; exit 1"]
+    kept = Keeper(
+        guard,
+        "it",
+        taken,
+        tmp_path / "log",
+        dict(os.environ),
+        pauses=QUICK,
+        elsewhere=lambda: ["sleep", "1000"],
+    ).start()
+    assert eventually(lambda: kept.starts == 2 and kept.running)
+    assert kept.command == ("sleep", "1000")
+    kept.stop()
+
+
+def test_one_that_fails_for_another_reason_stays_where_it_is(guard: Guard, tmp_path: Path) -> None:
+    def never() -> list[str]:
+        raise AssertionError("its port is free")
+
+    kept = Keeper(guard, "it", ["false"], tmp_path / "log", dict(os.environ), pauses=QUICK, elsewhere=never).start()
+    assert eventually(lambda: bool(kept.gave_up))
+    assert kept.command == ("false",)
+    kept.stop()
+
+
+def test_no_two_nodes_of_a_stack_are_given_one_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def ports(count: int) -> list[int]:
+        drawn.append(count)
+        return list(range(9000, 9000 + count))  # as long as nobody listens, the same ones are free
+
+    monkeypatch.setattr(stack, "free_ports", ports)
+    monkeypatch.setattr(stack, "superlink_command", lambda *_: ["sleep", "1000"])
+    monkeypatch.setattr(stack, "supernode_command", lambda node, **_: ["sleep", str(node.port)])
+    monkeypatch.setattr(Control, "healthy", lambda _: True)
+    monkeypatch.setattr(Control, "online", lambda _: 3)
+    with stack.Stack(tmp_path, [{}] * 3, mode="insecure") as made:
+        assert [node.command[1] for node in made.nodes] == ["9000", "9001", "9002"]
+    assert drawn == [1, 3], "one for the SuperLink, and all of the nodes' at once"
+
+
 def test_failures_long_ago_do_not_count(guard: Guard, tmp_path: Path) -> None:
     kept = Keeper(guard, "it", ["sleep", "0.3"], tmp_path / "log", dict(os.environ), pauses=QUICK, steady=0.2).start()
     assert eventually(lambda: kept.starts > QUICK.attempts + 2)

@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fedquit.errors import InputError, StoreError
 from fedquit.files import read_json, write_json
 from fedquit.flower.keys import NodeKey, Tls, make_tls
 from fedquit.flower.processes import COLOURS, HERE, DeploymentError, Guard, Keeper, Pauses, Say, environment
-from fedquit.flower.stack import REFUSED, Control, Mode, Node, Value, superlink_command, supernode_command
+from fedquit.flower.stack import REFUSED, Control, Mode, Node, Value, elsewhere, superlink_command, supernode_command
 from fedquit.flower.traces import DATABASE, wipe_traces
 
 Hear = Callable[[str], None]
@@ -260,9 +261,19 @@ def attend(node: Node, superlink: str, authority: Path | None, folder: Path, *, 
     """Run a SuperNode and start it again when it ends, until this process is told to stop or gives up."""
     log = folder / "logs" / f"{node.name}.log"
     own = make_tls(folder / "keys" / secrets.token_hex(8)) if authority else None
-    command = supernode_command(node, superlink, authority, own)
+    command = partial(supernode_command, superlink=superlink, authority=authority, own=own)
+    env = environment(folder / "flower-home")
     with Guard() as guard:
-        keeper = Keeper(guard, node.name, command, log, environment(folder / "flower-home"), pauses=REFUSED, say=say)
+        keeper = Keeper(
+            guard,
+            node.name,
+            command(node),
+            log,
+            env,
+            pauses=REFUSED,
+            elsewhere=lambda: command(elsewhere(node)),
+            say=say,
+        )
         say(f"{node.name} starts and goes to {superlink}; its log is {log}.")
         keeper.start()
         try:
