@@ -34,13 +34,30 @@ SUPERLINK = 1
 Spoil = Callable[[Message], list[Message]]
 
 
+@dataclass(frozen=True)
+class OnTheWay:
+    """A message as bytes."""
+
+    id: str
+    message_id: str
+    parts: dict[str, bytes]
+
+    @classmethod
+    def of(cls, message: Message) -> OnTheWay:
+        parts = {number: thing.deflate() for number, thing in get_all_nested_objects(message).items()}
+        return cls(message.object_id, message.metadata.message_id, parts)
+
+    def read(self) -> Message:
+        there = inflate_object_from_contents(self.id, dict(self.parts))
+        assert isinstance(there, Message)
+        there.metadata.__dict__["_message_id"] = self.message_id
+        return there
+
+
 def arrived(message: Message) -> tuple[Message, int]:
     """A message once it has travelled, and its bytes on the way."""
-    parts = {number: thing.deflate() for number, thing in get_all_nested_objects(message).items()}
-    there = inflate_object_from_contents(message.object_id, dict(parts))
-    assert isinstance(there, Message)
-    there.metadata.__dict__["_message_id"] = message.metadata.message_id
-    return there, sum(map(len, parts.values()))
+    way = OnTheWay.of(message)
+    return way.read(), sum(map(len, way.parts.values()))
 
 
 @dataclass
@@ -67,7 +84,7 @@ class InProcess(Grid):
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = {n.id: n for n in nodes}
-        self.mail: dict[str, list[Message]] = {}
+        self.mail: dict[str, list[OnTheWay]] = {}
         self.down_bytes = self.up_bytes = 0
         self.log: list[tuple[int, str]] = []
         self.before: Callable[[Message], None] = lambda message: None  # sees each message before it is sent
@@ -118,10 +135,11 @@ class InProcess(Grid):
         self._answer(message, node.spoil(reply))
 
     def _answer(self, message: Message, replies: list[Message]) -> None:
-        self.mail.setdefault(message.metadata.message_id, []).extend(arrived(_numbered(r))[0] for r in replies)
+        self.mail.setdefault(message.metadata.message_id, []).extend(OnTheWay.of(_numbered(r)) for r in replies)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [reply for number in list(message_ids) for reply in self.mail.pop(number, [])]
+        taken = [reply for number in list(message_ids) for reply in self.mail.pop(number, [])]
+        return [reply.read() for reply in taken]  # where one cannot be read, all are lost, as on a real grid
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         raise NotImplementedError

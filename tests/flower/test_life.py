@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 import torch
-from flwr.app import ConfigRecord, Message
+from flwr.app import Message
 
 from fedquit import files
 from fedquit.core import ClientId, Params
@@ -554,7 +554,7 @@ def test_who_asks_without_end_does_not_keep_the_server_from_ending(make: MakeWor
         if reply.has_content() and wire.REPLY in reply.content:
             words = wire.words_from_records(reply.content)
             words["forget-pending"] = [{"request": secrets.token_hex(8), "kind": "client"} for _ in range(16)]
-            reply.content[wire.REPLY] = ConfigRecord({"words": json.dumps(words)})
+            reply.content.config_records[wire.REPLY]["words"] = json.dumps(words)
         return [reply]
 
     world.node_of(1).spoil = more

@@ -13,11 +13,12 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 
 from fedquit.core import Params
 from fedquit.data.federated import FederatedData
 from fedquit.flower import wire
-from fedquit.flower.engine import NodesMissing, TooFewReplies
+from fedquit.flower.engine import TRIES, NodesMissing, TooFewReplies
 from fedquit.models import FunctionalModel
 from flower.grid_world import MakeWorld, Spoil, World, lines
 
@@ -53,8 +54,8 @@ def reworded(**changes: Any) -> Spoil:
 
     def spoil(reply: Message) -> list[Message]:
         if reply.has_content() and wire.PARAMS in reply.content:
-            words = json.loads(str(reply.content.config_records[wire.REPLY]["words"])) | changes
-            reply.content[wire.REPLY] = ConfigRecord({"words": json.dumps(words)})
+            said = reply.content.config_records[wire.REPLY]
+            said["words"] = json.dumps(json.loads(str(said["words"])) | changes)
         return [reply]
 
     return spoil
@@ -74,6 +75,36 @@ def from_another_node(reply: Message) -> list[Message]:
     if reply.metadata.message_type.startswith("train"):
         reply.metadata.__dict__["_src_node_id"] = 12345
     return [reply]
+
+
+class Garbage(ConfigRecord):
+    """A record whose head is as it must be, and whose body is none."""
+
+    def deflate(self) -> bytes:
+        return b"ConfigRecord  5\x00" + b"\xff" * 5
+
+
+def garbled(reply: Message) -> list[Message]:
+    """A reply that the SuperLink takes and that nobody can read."""
+    if reply.has_content() and wire.PARAMS in reply.content:
+        content = Garbage()
+        validate_object_content(content.deflate())
+        reply.content[wire.REPLY] = content
+    return [reply]
+
+
+def forged(nonce: str | None, kind: str = "train") -> Spoil:
+    """A reply from the right node, to the right question, by somebody who has not seen it."""
+
+    def spoil(reply: Message) -> list[Message]:
+        if reply.metadata.message_type.startswith(kind):
+            said = reply.content.config_records[wire.REPLY]
+            del said[wire.NONCE]
+            if nonce is not None:
+                said[wire.NONCE] = nonce
+        return [reply]
+
+    return spoil
 
 
 def second_set(reply: Message) -> list[Message]:
@@ -118,6 +149,9 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
         "cannot be read",
     ),
     "words without an end": (lambda r: [_worded(r, "[" * 60_000)], "not JSON"),
+    "bytes that are no message": (garbled, "the reply cannot be read (DecodeError"),
+    "another nonce": (forged("0" * 32), "lacks the nonce of its question"),
+    "no nonce": (forged(None), "lacks the nonce of its question"),
     "a refusal": (reworded(refused="I do not want to"), "it refuses: I do not want to"),
     "words that are none": (lambda r: [_worded(r, "{")], "not JSON"),
     "no words": (lambda r: [_worded(r, 3)], "not one of fedquit's"),
@@ -126,7 +160,7 @@ REFUSALS: dict[str, tuple[Spoil, str]] = {
 
 def _worded(reply: Message, words: str | int) -> Message:
     if reply.has_content() and wire.PARAMS in reply.content:
-        reply.content[wire.REPLY] = ConfigRecord({"words": words})
+        reply.content.config_records[wire.REPLY]["words"] = words
     return reply
 
 
@@ -186,6 +220,38 @@ def test_a_late_reply_is_ignored(make: MakeWorld) -> None:
     found, expected = world.serve(world.config()), without.serve(without.config())
     assert any("ignored a reply to no question of this round" in line for line in lines(world.folder))
     assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
+
+
+def test_a_reply_that_claims_to_answer_somebody_elses_question_answers_none(make: MakeWorld) -> None:
+    world, without = make(), make("without")
+    asked: dict[int, str] = {}
+    world.grid.before = lambda m: asked.update({m.metadata.dst_node_id: m.metadata.message_id})
+
+    def usurping(reply: Message) -> list[Message]:
+        if reply.metadata.message_type.startswith("train") and world.node_of(1).id in asked:
+            reply.metadata.__dict__["_reply_to_message_id"] = asked[world.node_of(1).id]
+        return [reply]
+
+    world.node_of(2).spoil = usurping
+    without.node_of(2).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
+    found, expected = world.serve(world.config()), without.serve(without.config())
+    assert any(line.startswith("ignored a") for line in lines(world.folder))
+    assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
+
+
+def test_a_superlink_that_has_gone_is_no_fault_of_the_replies(make: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make()
+
+    def gone(*_: object) -> list[Message]:
+        raise ConnectionError("gone")
+
+    def leave(message: Message) -> None:
+        monkeypatch.setattr(world.grid, "pull_messages", gone)
+        monkeypatch.setattr(world.grid, "get_nodes", gone)
+
+    world.grid.before = leave
+    with pytest.raises(ConnectionError, match="gone"):
+        world.serve(world.config())
 
 
 def test_an_error_is_logged_with_its_reason_and_the_round_goes_on(make: MakeWorld) -> None:
@@ -252,7 +318,7 @@ def test_a_node_that_says_nonsense_about_itself_is_left_out_and_stops_nobody(
     def nonsense(reply: Message) -> list[Message]:
         if reply.metadata.message_type.startswith("query"):
             said = wire.words_from_records(reply.content) | words
-            reply.content[wire.REPLY] = ConfigRecord({"words": json.dumps(said)})
+            reply.content.config_records[wire.REPLY]["words"] = json.dumps(said)
         return [reply]
 
     world.node_of(4).spoil = nonsense
@@ -261,6 +327,40 @@ def test_a_node_that_says_nonsense_about_itself_is_left_out_and_stops_nobody(
     said = [line for line in lines(world.folder) if sentence in line]
     assert 1 <= len(said) <= 2
     assert len(said[0]) < 700
+
+
+@pytest.mark.parametrize("nonce", ["0" * 32, None])
+def test_who_has_not_been_asked_cannot_say_who_a_node_is(nonce: str | None, make: MakeWorld) -> None:
+    world = make()
+    world.outbox(4).file()
+    world.node_of(4).spoil = forged(nonce, "query")
+    assert world.serve(world.config()).erasures == ()
+    assert "train.fedquit" not in world.node_of(4).asked
+    assert any("did not say who it is: it lacks the nonce" in line for line in lines(world.folder))
+
+
+def test_a_forged_refusal_does_not_count_against_the_client_that_leaves(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(1).file()
+    tries = iter(range(100))
+
+    def refused(reply: Message) -> list[Message]:
+        if reply.metadata.message_type.startswith("train") and next(tries) < TRIES:
+            reply.content = wire.refusal_to_records("no")
+        return [reply]
+
+    world.node_of(1).spoil = refused
+    (entry,) = world.serve(world.config()).erasures
+    assert (entry.status, entry.method, next(tries)) == ("done", "fedquit", TRIES + 1)
+
+
+def test_every_question_has_a_nonce_of_its_own(make: MakeWorld) -> None:
+    world, nonces = make(), list[object]()
+    world.grid.before = lambda m: nonces.extend(r[wire.NONCE] for r in m.content.config_records.values())
+    world.serve(world.config())
+    assert len(set(nonces)) == len(nonces) == len(world.grid.log)
+    assert all(len(str(n)) == 32 for n in nonces)
 
 
 def test_a_node_without_fedquit_is_left_out(make: MakeWorld) -> None:

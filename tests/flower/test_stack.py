@@ -246,6 +246,49 @@ def test_one_that_fails_again_and_again_is_given_up_with_its_reason(guard: Guard
     kept.stop()
 
 
+def test_one_whose_port_is_taken_moves_to_another(guard: Guard, tmp_path: Path) -> None:
+    taken = ["sh", "-c", "echo 'error while attempting to bind: address already in use'; exit 1"]
+    kept = Keeper(
+        guard,
+        "it",
+        taken,
+        tmp_path / "log",
+        dict(os.environ),
+        pauses=QUICK,
+        elsewhere=lambda: ["sleep", "1000"],
+    ).start()
+    assert eventually(lambda: kept.starts == 2 and kept.running)
+    assert kept.command == ("sleep", "1000")
+    kept.stop()
+
+
+def test_one_that_fails_for_another_reason_stays_where_it_is(guard: Guard, tmp_path: Path) -> None:
+    def never() -> list[str]:
+        raise AssertionError("its port is free")
+
+    kept = Keeper(guard, "it", ["false"], tmp_path / "log", dict(os.environ), pauses=QUICK, elsewhere=never).start()
+    assert eventually(lambda: bool(kept.gave_up))
+    assert kept.command == ("false",)
+    kept.stop()
+
+
+def test_no_two_nodes_of_a_stack_are_given_one_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def ports(count: int) -> list[int]:
+        drawn.append(count)
+        return list(range(9000, 9000 + count))  # as long as nobody listens, the same ones are free
+
+    monkeypatch.setattr(stack, "free_ports", ports)
+    monkeypatch.setattr(stack, "superlink_command", lambda *_: ["sleep", "1000"])
+    monkeypatch.setattr(stack, "supernode_command", lambda node, **_: ["sleep", str(node.port)])
+    monkeypatch.setattr(Control, "healthy", lambda _: True)
+    monkeypatch.setattr(Control, "online", lambda _: 3)
+    with stack.Stack(tmp_path, [{}] * 3, mode="insecure") as made:
+        assert [node.command[1] for node in made.nodes] == ["9000", "9001", "9002"]
+    assert drawn == [1, 3], "one for the SuperLink, and all of the nodes' at once"
+
+
 def test_failures_long_ago_do_not_count(guard: Guard, tmp_path: Path) -> None:
     kept = Keeper(guard, "it", ["sleep", "0.3"], tmp_path / "log", dict(os.environ), pauses=QUICK, steady=0.2).start()
     assert eventually(lambda: kept.starts > QUICK.attempts + 2)
@@ -401,6 +444,63 @@ def test_a_superlink_that_goes_away_while_a_run_is_submitted_is_waited_for(plan:
 
     control.submit = submit  # type: ignore[assignment, method-assign]
     assert see_through(plan, control, tmp_path / "memo") == 1
+
+
+def test_a_superlink_that_is_back_before_the_failure_is_told_is_not_taken_for_the_apps_fault(
+    plan: Plan, guard: Guard, tmp_path: Path
+) -> None:
+    link, control = keeper(guard, "sleep 1000", tmp_path).start(), Scripted(["finished:completed"])
+    submitted = control.submit
+
+    def submit(*_: object) -> int:
+        control.submit = submitted  # type: ignore[method-assign]
+        link.crash()
+        assert eventually(lambda: link.starts == 2)
+        raise DeploymentError("no connection")
+
+    control.submit = submit  # type: ignore[assignment, method-assign]
+    assert see_through(plan, control, tmp_path / "memo", superlink=link) == 1
+    link.stop()
+
+
+def test_a_run_that_the_superlink_does_not_know_is_lost(plan: Plan, tmp_path: Path) -> None:
+    control, said = Scripted(["finished:completed"]), list[str]()
+    known = control.run
+
+    def run(run: int) -> dict[str, Any]:
+        if run == 5:
+            raise DeploymentError("`flwr list` failed: [code: 16] Run ID not found.")
+        return known(run)
+
+    control.run = run  # type: ignore[method-assign]
+    (tmp_path / "memo").write_text('{"run": "5"}')
+    assert see_through(plan, control, tmp_path / "memo", say=said.append) == 1
+    assert any("run 5 is lost (the SuperLink does not know it)" in line for line in said)
+
+
+def test_a_run_that_nobody_can_tell_of_is_asked_for_with_pauses_and_not_for_ever(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedquit.flower.supervise.ASKED_AGAIN", 0.2)
+    control, said, asked = Scripted([]), list[str](), list[int]()
+
+    def run(run: int) -> dict[str, Any]:
+        asked.append(run)
+        raise DeploymentError("`flwr list` failed: out of order.")
+
+    control.run = run  # type: ignore[method-assign]
+    with pytest.raises(DeploymentError, match=r"nobody could tell for 0 s what became of it: .* out of order"):
+        see_through(plan, control, tmp_path / "memo", say=said.append)
+    assert set(asked) == {1, 2, 3, 4}
+    assert len(asked) <= 4 * 5, "half a second for each, with pauses"
+    assert sum("cannot be told" in line for line in said) == 4, "once for each"
+
+
+def test_what_follows_a_log_can_be_found_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[dict[str, str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: begun.append(env))
+    Control("host:1", None, tmp_path, "the mark").stream(1)
+    assert begun[0][reaper.VARIABLE] == "the mark"
 
 
 def test_an_app_that_cannot_be_submitted_is_told_at_once(plan: Plan, tmp_path: Path) -> None:

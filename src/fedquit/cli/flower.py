@@ -109,6 +109,7 @@ def serve(
     from fedquit.flower.processes import orderly_end, require_flower
     from fedquit.flower.supervise import AGAIN, STATE, Link, Plan
     from fedquit.flower.supervise import serve as see_through
+    from fedquit.flower.traces import FOLDER
 
     require_flower()
     members = _members(member)
@@ -119,7 +120,7 @@ def serve(
     config = {STATE: str(state.resolve()), **as_settings(settings)}
     plan = Plan(flower_app, config, pauses=replace(AGAIN, attempts=attempts))
     with orderly_end():
-        run = see_through(plan, link, state / "flower", members=members, say=say, hear=hear)
+        run = see_through(plan, link, state / FOLDER, members=members, say=say, hear=hear)
     screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
 
 

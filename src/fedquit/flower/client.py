@@ -106,6 +106,7 @@ def _answered(message: Message, work: Callable[[], Any]) -> Message:
         content = work()
     except FedquitError as error:
         content = wire.refusal_to_records(str(error))
+    wire.stamp_like(content, message.content)
     return Message(content, reply_to=message)
 
 

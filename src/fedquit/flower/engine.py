@@ -9,6 +9,7 @@ deadline.
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,6 +68,10 @@ class Letter:
     node: int
     kind: str
     content: RecordDict
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))  # that must come back; it decides nothing else
+
+    def __post_init__(self) -> None:
+        wire.stamp(self.content, self.nonce)
 
 
 Say = Callable[[str], None]
@@ -100,31 +105,49 @@ class Post:
         answered: set[str] = set()
         end, pause = self.clock.now() + seconds, POLL[0]
         while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
-                to = reply.metadata.reply_to_message_id
-                letter = waiting.pop(to, None)
-                if letter is None:
-                    known = (
-                        "a second reply to one question" if to in answered else "a reply to no question of this round"
-                    )
-                    self.say(f"ignored {known}, from node {reply.metadata.src_node_id}")
-                    continue
-                answered.add(to)
-                yield letter, _from_the_right_node(letter, reply)
+            for number in list(waiting):
+                for reply in self._pulled(number):
+                    if isinstance(reply, str):
+                        yield waiting.pop(number), reply
+                        continue
+                    to = reply.metadata.reply_to_message_id  # in the sender's own words, which may name any question
+                    letter = waiting.pop(number, None) if to == number else None
+                    if letter is None:
+                        which = (
+                            "a second reply to one question"
+                            if to in answered
+                            else "a reply to no question of this round"
+                        )
+                        self.say(f"ignored {which}, from node {reply.metadata.src_node_id}")
+                        continue
+                    answered.add(to)
+                    yield letter, _from_who_was_asked(letter, reply)
             if self.clock.now() >= end:
                 return
             if waiting:
                 self.clock.sleep(pause)
                 pause = min(POLL[1], 1.5 * pause)
 
+    def _pulled(self, number: str) -> list[Message | str]:
+        """What has come for one question. Flower hands a reply out once: one that cannot be read costs only itself."""
+        try:
+            return list(self.grid.pull_messages([number]))
+        except Exception as error:  # it comes from outside, and fails in as many ways as there are bytes
+            self.grid.get_nodes()  # raises where it is not the reply that is at fault, but the way to the SuperLink
+            return [f"the reply cannot be read ({type(error).__name__}: {error})"[:MOST_WORDS]]
 
-def _from_the_right_node(letter: Letter, reply: Message) -> Message | str:
+
+def _from_who_was_asked(letter: Letter, reply: Message) -> Message | str:
     if reply.has_error():  # from the SuperLink itself, where the node has gone
         reason = " ".join((reply.error.reason or "no reason given").split())
         return f"error {reply.error.code}: {reason[:MOST_WORDS]}"
     source = reply.metadata.src_node_id
     if source and source != letter.node:
         return f"the reply is from node {source}, which was not asked"
+    try:
+        wire.require_nonce(reply.content, letter.nonce)
+    except wire.Refused as error:
+        return str(error)
     return reply
 
 

@@ -43,6 +43,7 @@ KNOWN = {
     "[code: 2004]": "the SuperLink refuses its key: it is not registered, or its node was killed in the last minute",
     "CERTIFICATE_VERIFY_FAILED": "the SuperLink's certificate is not from the authority that it trusts",
 }
+PORT_TAKEN = "address already in use"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 EXTRA = "this needs Flower: pip install -e '.[flower]' in the clone."
 
@@ -176,6 +177,7 @@ class Keeper:
         env: Mapping[str, str],
         *,
         pauses: Pauses | None = None,
+        elsewhere: Callable[[], Sequence[str]] | None = None,  # the command with another port, where its own is taken
         steady: float = 30.0,  # seconds after which a process counts as having come up: its failures are forgotten
         say: Say = lambda _: None,
     ) -> None:
@@ -183,6 +185,7 @@ class Keeper:
         self.starts = 0  # how often it was started
         self.gave_up = ""  # why it is no longer started again
         self._guard, self._env, self._say = guard, env, say
+        self._elsewhere = elsewhere
         self._pauses, self._steady = pauses or Pauses(), steady
         self._process: subprocess.Popen[bytes] | None = None
         self._unwanted = threading.Event()
@@ -242,6 +245,11 @@ class Keeper:
         """The end of its log."""
         return tail(self.log, lines)
 
+    @property
+    def port_taken(self) -> bool:
+        """Whether its log says that somebody else was quicker."""
+        return PORT_TAKEN in self.tail(40).lower()
+
     def _begin(self) -> None:
         self.starts += 1
         self._process = self._guard.start(self.name, self.command, self.log, self._env)
@@ -270,6 +278,8 @@ class Keeper:
             self._say(f"{self.name} ended ({why}): starting it again in {pause:.0f} s.")
             if self._unwanted.wait(pause):
                 return
+            if self._elsewhere and self.port_taken:
+                self.command = tuple(self._elsewhere())
             self._begin()
 
 

@@ -33,6 +33,7 @@ from fedquit.flower.engine import PATIENCE, Clock, GridEngine, Nodes, NodesMissi
 from fedquit.flower.ledger import Erasure, Ledger, Phase, request_of
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.roster import Roster
+from fedquit.flower.traces import DATABASE, FOLDER, wipe_traces
 from fedquit.flower.wire import PHASE_PLACES, Pending, Serving
 from fedquit.membership import Membership
 from fedquit.meter import Metered
@@ -229,6 +230,7 @@ class _Server:
         served = [e for e in self.ledger.entries.values() if e.status == "recovered"]
         if served and self.ledger.phase.kind == "train":
             self._forget({e.client for e in served})
+            wipe_traces(self.folder / FOLDER / DATABASE, self.say)
             ready = [e.id for e in served]
             self.ledger.change(ready, lambda e: e.now("done"))
             self.ledger.save()

@@ -18,7 +18,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,6 +70,11 @@ class Node:
     port: int
     config: Mapping[str, Value]
     key: NodeKey | None = None
+
+
+def elsewhere(node: Node) -> Node:
+    """The same node, on another port."""
+    return replace(node, port=free_ports(1)[0])
 
 
 def superlink_command(port: int, database: Path, tls: Tls | None, mode: Mode, host: str = HERE) -> list[str]:
@@ -178,12 +184,7 @@ class Control:
         command = [program("flwr"), "log", str(run), CONNECTION, "--stream"]
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            command,
-            env=environment(self.home),
-            stdout=pipe,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+            command, env=self._env, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
     def wait(self, run: int, timeout: float, every: float = 3.0) -> str:
@@ -252,11 +253,12 @@ class Stack:
         if self.mode == "secure":
             self.tls = make_tls(self.folder / "keys")
         self.superlink = self._start_superlink()
-        for number, config in enumerate(self._wanted):
+        ports = free_ports(len(self._wanted))  # at once: a node that has just been started does not listen yet
+        for number, (config, port) in enumerate(zip(self._wanted, ports, strict=True)):
             key = make_node_key(self.folder / "keys", f"node-{number}") if self.tls else None
             if key:
                 self.control.register(key, f"node-{number}")
-            self.add_node(config, key)
+            self.add_node(config, key, port=port)
         self.wait_online(len(self._wanted))
 
     def _start_superlink(self) -> Keeper:
@@ -273,14 +275,20 @@ class Stack:
             link.kill()
         raise DeploymentError(f"other programs took every port that was free a moment before; {TRIES} tries failed.")
 
-    def _keeper(self, name: str, command: Sequence[str], pauses: Pauses | None = None) -> Keeper:
-        env = environment(self.folder / "flower-home")
-        return Keeper(self._guard, name, command, self.logs / f"{name}.log", env, pauses=pauses, say=self._say)
+    def _keeper(
+        self,
+        name: str,
+        command: Sequence[str],
+        pauses: Pauses | None = None,
+        elsewhere: Callable[[], Sequence[str]] | None = None,
+    ) -> Keeper:
+        env, log = environment(self.folder / "flower-home"), self.logs / f"{name}.log"
+        return Keeper(self._guard, name, command, log, env, pauses=pauses, elsewhere=elsewhere, say=self._say)
 
     def _wait_healthy(self, link: Keeper) -> None:
         deadline = time.monotonic() + self.timeout
         while not self.control.healthy():
-            if link.starts > 1 and "address already in use" in link.tail().lower():
+            if link.starts > 1 and link.port_taken:
                 raise _PortTaken
             if link.gave_up or time.monotonic() > deadline:
                 raise DeploymentError(
@@ -295,12 +303,13 @@ class Stack:
         *,
         authority: Path | None = None,
         pauses: Pauses | None = None,
+        port: int = 0,
     ) -> Keeper:
-        """Start one more SuperNode; it may trust another authority, or be less patient."""
-        node = Node(f"node-{len(self.nodes)}", free_ports(1)[0], config, key)
+        """Start one more SuperNode; it may trust another authority, or be less patient. Without a port it takes one."""
+        node = Node(f"node-{len(self.nodes)}", port or free_ports(1)[0], config, key)
         trusted = authority or (self.tls.authority if self.tls else None)
-        command = supernode_command(node, self._way(self.control.address), trusted, self.tls)
-        keeper = self._keeper(node.name, command, pauses or REFUSED).start()
+        command = partial(supernode_command, superlink=self._way(self.control.address), authority=trusted, own=self.tls)
+        keeper = self._keeper(node.name, command(node), pauses or REFUSED, lambda: command(elsewhere(node))).start()
         self.nodes.append(keeper)
         return keeper
 

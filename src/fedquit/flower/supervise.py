@@ -16,19 +16,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fedquit.errors import InputError, StoreError
 from fedquit.files import read_json, write_json
 from fedquit.flower.keys import NodeKey, Tls, make_tls
 from fedquit.flower.processes import COLOURS, HERE, DeploymentError, Guard, Keeper, Pauses, Say, environment
-from fedquit.flower.stack import REFUSED, Control, Mode, Node, Value, superlink_command, supernode_command
+from fedquit.flower.stack import REFUSED, Control, Mode, Node, Value, elsewhere, superlink_command, supernode_command
+from fedquit.flower.traces import DATABASE, wipe_traces
 
 Hear = Callable[[str], None]
 STATE = "fedquit.state"  # the setting by which an app learns where its state lies
 AGAIN = Pauses(first=2.0, factor=2.0, most=60.0, attempts=10)
 COMPLETED, STOPPED = "finished:completed", "finished:stopped"
 LOST_AFTER = 150.0  # seconds in which a SuperLink notices by itself that a ServerApp is gone
+UNKNOWN_RUN = "Run ID not found"  # in Flower's words
+ASKED_AGAIN = 1.0  # seconds between two questions about a run
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def see_through(
     while True:
         _wait_for_superlink(control, plan.patience, superlink, say)
         began, starts = time.monotonic(), superlink.starts if superlink else 0
-        run = run if run is not None else _submitted(plan, control, memo, say)
+        run = run if run is not None else _submitted(plan, control, memo, superlink, say)
         end = "it could not be submitted"
         if run is not None:
             end = _follow(control, run, plan.patience, superlink, starts, say, hear)
@@ -88,12 +92,14 @@ def see_through(
         run = None
 
 
-def _submitted(plan: Plan, control: Control, memo: Path, say: Say) -> int | None:
-    """The number of a new run; None if the SuperLink went away meanwhile."""
+def _submitted(plan: Plan, control: Control, memo: Path, superlink: Keeper | None, say: Say) -> int | None:
+    """The number of a new run; None if the SuperLink went away meanwhile, also where it is back by now."""
+    starts = superlink.starts if superlink else 0
     try:
         run = control.submit(plan.app, plan.config, plan.federation)
     except DeploymentError:
-        if control.healthy():  # then it is the app that is at fault, and will be the next time
+        went_away = superlink is not None and (superlink.starts != starts or not superlink.running)
+        if control.healthy() and not went_away:  # then it is the app that is at fault, and will be the next time
             raise
         return None
     write_json(memo, {"run": str(run)})
@@ -133,6 +139,7 @@ def _follow(
     control: Control, run: int, patience: float, superlink: Keeper | None, starts: int, say: Say, hear: Hear
 ) -> str:
     """Follow a run to its end; how it ended. It has also ended when the SuperLink that carried it was started again."""
+    silent_since: float | None = None
     while True:
         _listen(control, run, hear, lambda: superlink is not None and superlink.starts != starts)
         _wait_for_superlink(control, patience, superlink, say)
@@ -141,14 +148,23 @@ def _follow(
             return "the SuperLink was started again"
         try:
             known = control.run(run)
-        except DeploymentError:
-            continue  # it went away between two questions
+        except DeploymentError as error:
+            if UNKNOWN_RUN in str(error):
+                return "the SuperLink does not know it"
+            if silent_since is None:  # it may have gone away between two questions
+                say(f"what became of run {run} cannot be told: {error} It is asked for up to {patience:.0f} s.")
+                silent_since = time.monotonic()
+            if time.monotonic() - silent_since > patience:
+                return f"nobody could tell for {patience:.0f} s what became of it: {error}"
+            time.sleep(ASKED_AGAIN)
+            continue
+        silent_since = None
         status, details = str(known["status"]), str(known.get("status-details", ""))
         if status in (COMPLETED, STOPPED):
             return status
         if status.startswith("finished"):
             return f"{status}, {details}"
-        time.sleep(1.0)  # the log broke off, the run did not
+        time.sleep(ASKED_AGAIN)  # the log broke off, the run did not
 
 
 def _listen(control: Control, run: int, hear: Hear, lost: Callable[[], bool]) -> None:
@@ -206,6 +222,8 @@ def serve(
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority = link.tls.authority if link.tls else link.authority
+    if link.ours:  # one that was killed has not tidied up
+        wipe_traces(folder / DATABASE, say)
     with Guard() as guard:
         control = Control(link.address, authority, folder / "flower-home", guard.mark_of("control"))
         keeper = _superlink(guard, link, folder, say) if link.ours else None
@@ -217,11 +235,12 @@ def serve(
         finally:
             if keeper:
                 keeper.stop()
+                wipe_traces(folder / DATABASE, say)
 
 
 def _superlink(guard: Guard, link: Link, folder: Path, say: Say) -> Keeper:
     host, _, port = link.address.rpartition(":")
-    command = superlink_command(int(port), folder / "superlink.db", link.tls, link.mode, host)
+    command = superlink_command(int(port), folder / DATABASE, link.tls, link.mode, host)
     log = folder / "logs" / "superlink.log"
     say(f"the SuperLink starts on {link.address}; its log is {log}.")
     return Keeper(guard, "superlink", command, log, environment(folder / "flower-home"), say=say).start()
@@ -242,9 +261,19 @@ def attend(node: Node, superlink: str, authority: Path | None, folder: Path, *, 
     """Run a SuperNode and start it again when it ends, until this process is told to stop or gives up."""
     log = folder / "logs" / f"{node.name}.log"
     own = make_tls(folder / "keys" / secrets.token_hex(8)) if authority else None
-    command = supernode_command(node, superlink, authority, own)
+    command = partial(supernode_command, superlink=superlink, authority=authority, own=own)
+    env = environment(folder / "flower-home")
     with Guard() as guard:
-        keeper = Keeper(guard, node.name, command, log, environment(folder / "flower-home"), pauses=REFUSED, say=say)
+        keeper = Keeper(
+            guard,
+            node.name,
+            command(node),
+            log,
+            env,
+            pauses=REFUSED,
+            elsewhere=lambda: command(elsewhere(node)),
+            say=say,
+        )
         say(f"{node.name} starts and goes to {superlink}; its log is {log}.")
         keeper.start()
         try:

@@ -29,6 +29,7 @@ from fedquit.names import lookup
 from fedquit.recipe import build
 
 ASK, REPLY, PARAMS = "fedquit.ask", "fedquit.reply", "fedquit.params"
+NONCE = "nonce"  # beside the words, both ways
 SET = "fedquit.set"  # and a number: one set of parameters of a question
 PHASE_PLACES, ROUND_PLACES = 10**11, 10**6  # how many places of a run a phase and a round take
 MOST_EXAMPLES = 2**53
@@ -36,6 +37,7 @@ LARGEST_NUMBER = 1e15  # in a reply: no parameter is so large, and a mean of suc
 MOST_PENDING = 16  # requests in one reply
 HEAD_BYTES = 1024  # that a tensor may take beside its numbers
 LARGEST_WORDS = 2**20  # characters of a reply's JSON
+NOT_OURS = "the message is not one of fedquit's: is the ClientApp made erasable?"
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
@@ -300,7 +302,7 @@ def _as_expected(params: Params, expected: Expected) -> Params:
 def _words(content: RecordDict, key: str) -> dict[str, Any]:
     text = content.config_records[key].get("words") if key in content.config_records else None
     if not isinstance(text, str) or len(text) > LARGEST_WORDS:
-        raise Refused("the message is not one of fedquit's: is the ClientApp made erasable?")
+        raise Refused(NOT_OURS)
     try:
         words = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -308,6 +310,28 @@ def _words(content: RecordDict, key: str) -> dict[str, Any]:
     if not isinstance(words, dict):
         raise Refused("the message's words are not JSON of the right form.")
     return words
+
+
+def stamp(content: RecordDict, nonce: str) -> None:
+    """Put a nonce beside the words of a message."""
+    for record in content.config_records.values():
+        record[NONCE] = nonce
+
+
+def stamp_like(content: RecordDict, question: RecordDict) -> None:
+    """Send a question's nonce back, whatever the answer is."""
+    for record in question.config_records.values():
+        stamp(content, str(record.get(NONCE, "")))
+
+
+def require_nonce(content: RecordDict, nonce: str) -> None:
+    """Refuse the answer of somebody who has not seen the question: a name can be borrowed, a nonce not guessed."""
+    if REPLY not in content.config_records:
+        raise Refused(NOT_OURS)
+    if content.config_records[REPLY].get(NONCE) != nonce:
+        raise Refused(
+            "it lacks the nonce of its question: it is forged, or the node needs the server's version of fedquit."
+        )
 
 
 def words_to_records(words: Mapping[str, Any]) -> RecordDict:
