@@ -214,6 +214,26 @@ def test_too_few_replies_repeat_the_round_and_then_stop_with_a_sentence(make: Ma
     assert again.serve(again.config(min_replies=2)).rounds == 2
 
 
+def test_a_recovery_round_with_too_few_replies_is_not_repeated_for_ever(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(1).file()
+    phases: list[str] = []
+
+    def before(message: Message) -> None:
+        if message.metadata.message_type.startswith("train"):
+            phases.append(json.loads(str(message.content.config_records[wire.ASK]["words"]))["address"]["phase"])
+        if phases and phases[-1] == "recover-0":
+            for client in (0, 2, 3):
+                world.node_of(client).spoil = with_first(lambda t: t * float("nan"))
+        assert len(phases) < 100, "there is no end"
+
+    world.grid.before = before
+    with pytest.raises(TooFewReplies, match=r"1 of 4 clients answered in round 1 of phase 'recover-0'"):
+        world.serve(world.config())
+    assert phases.count("recover-0") == 3 * 4, "tried three times"
+
+
 def test_a_round_without_enough_nodes_waits_speaks_and_gives_up(make: MakeWorld) -> None:
     world = make()
     for client in (1, 2, 3, 4):

@@ -521,7 +521,8 @@ class _Server:
             return self._sound(after, state)
 
         for progress in advance(stage.session, phase.name, stage.state, step, stage.file, meter=stage.fed):
-            self.failures = 0
+            if progress.state.round > stage.state.round:
+                self.failures = 0
             accuracy = self._accuracy(progress.state)
             seen = "" if accuracy is None else f", accuracy {accuracy:.1f}"
             self.say(f"recovery round {progress.state.round} of at most {most}{seen}")
