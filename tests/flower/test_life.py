@@ -23,6 +23,7 @@ from fedquit.core import ClientId, Params
 from fedquit.data.federated import FederatedData
 from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.flower import wire
+from fedquit.flower.engine import NodesMissing
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.server import MOST_REQUESTS, Outcome
 from fedquit.methods.not_ import NoT
@@ -584,6 +585,44 @@ def test_a_server_back_after_the_deadline_waits_a_while_for_its_nodes(make: Make
     wake(0)
     world.time.wakes.append(wake)
     assert seen(world.serve(config)) == [(1, "done", "fedquit", False)]
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_an_unlearning_round_waits_for_the_nodes_that_remain(fallback: bool, make: MakeWorld) -> None:
+    world = make()
+    settings: dict[str, Any] = {"fallback": "retrain"} if fallback else {"method": {"name": "retrain"}}
+    config = world.config(deadline=60.0, **settings)
+    world.serve(config)
+    world.outbox(1).file()
+    world.node_of(1).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
+    at_task(world, "unlearn-0-fallback" if fallback else "unlearn-0", lambda _: _stop_the_server())
+    with pytest.raises(Killed):
+        world.serve(config)
+    world.grid.before = lambda message: None
+    back = world.time.time + 50
+
+    def wake(now: float) -> None:
+        for node in world.grid.nodes.values():
+            node.online = now > back
+
+    wake(0)
+    world.time.wakes.append(wake)
+    assert seen(world.serve(config)) == [(1, "done", "retrain", fallback)]
+    missing = "the round needs 1 nodes that may take part; after 0 s still missing: client 0 (hospital-0), client 2"
+    assert any(missing in line for line in lines(world.folder)), "who leaves is not waited for"
+
+
+def test_an_unlearning_round_to_which_nobody_comes_stops_and_is_gone_on_with_later(make: MakeWorld) -> None:
+    world = make()
+    config = world.config(method={"name": "retrain"}, wait=100.0)
+    world.serve(config)
+    Inbox(world.folder / "state").file("hospital-1")
+    for client in (0, 2, 3, 4):
+        world.node_of(client).online = False
+    with pytest.raises(NodesMissing, match=r"missing: client 0 \(hospital-0\), client 2"):
+        world.serve(config)
+    world.node_of(4).online = True
+    assert seen(world.serve(config)) == [(1, "done", "retrain", False)]
 
 
 @pytest.mark.parametrize("file", ["ledger.json", "clients.json"])

@@ -387,16 +387,16 @@ class _Server:
         engine.arrived = partial(_arrived, stage, book)
         return stage
 
-    def _gather(self, stage: _Stage) -> None:
+    def _gather(self, stage: _Stage, leaving: frozenset[ClientId] = frozenset()) -> None:
         """Wait until enough of those that may take part are here, and let only these be asked."""
-        needed = max(1, self.config.min_nodes - len(self.ledger.erased))
+        out = self.ledger.erased | leaving
+        needed = max(1, self.config.min_nodes - len(out))
 
         def here() -> list[ClientId]:
-            return sorted(c for c in self.nodes.here if c not in self.ledger.erased)
+            return sorted(c for c in self.nodes.here if c not in out)
 
         def missing() -> str:
-            absent = [m.title for c, m in sorted(self.roster.members.items()) if c in self._members.active]
-            known = [t for t in absent if t not in {self.roster[c].title for c in here()}]
+            known = [m.title for c, m in sorted(self.roster.members.items()) if c not in {*out, *here()}]
             return ", ".join(known[:8]) or f"{needed - len(here())} nodes that have never been here"
 
         what = f"the round needs {needed} nodes that may take part"
@@ -465,10 +465,9 @@ class _Server:
             stage.engine.required, stage.engine.deadline = leaving, phase.began + self.config.deadline
 
         def step(state: State) -> State:
-            self.nodes.refresh()
-            gone = leaving if phase.fallback and not request.samples else frozenset()
-            here = {*self.nodes.here, *leaving} - gone  # who leaves is waited for; others may have gone without a word
-            stage.session.present = tuple(c for c in self._members.active if c in here)
+            self._gather(stage, frozenset() if request.samples else leaving)
+            asked = {*stage.session.present, *stage.engine.required}  # who leaves is waited for by its own deadline
+            stage.session.present = tuple(sorted(asked))
             after = self._sound(method.unlearn(stage.fed, state, trained, request), state)
             self.failures = 0
             return after
