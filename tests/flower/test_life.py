@@ -520,21 +520,26 @@ def test_clients_that_went_without_a_word_keep_nobody_from_being_forgotten(make:
     assert seen(world.serve(config)) == [(1, "done", "retrain", False)]
 
 
-def test_a_request_that_no_method_could_serve_is_tried_again_when_it_is_filed_again(
-    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = make()
-    config = world.config(deadline=60.0)
-    before = world.serve(config).params
-    world.outbox(1).file()
-    world.node_of(1).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
+def fails_to_forget(world: World, client: ClientId, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    """A client asks to be forgotten and goes silent, and the fallback breaks too."""
+    world.outbox(client).file()
+    world.node_of(client).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
 
     def breaks(*_: object) -> None:
         raise InputError("it cannot.")
 
     with monkeypatch.context() as patch:
         patch.setattr(NoT, "unlearn", breaks)
-        found = world.serve(config)
+        return world.serve(world.config(deadline=60.0))
+
+
+def test_a_request_that_no_method_could_serve_is_tried_again_when_it_is_filed_again(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    config = world.config(deadline=60.0)
+    before = world.serve(config).params
+    found = fails_to_forget(world, 1, monkeypatch)
     assert [e.status for e in found.erasures] == ["failed"]
     assert found.erased == {1}, "left out, and not forgotten"
     assert same(found.params, before)
@@ -543,6 +548,46 @@ def test_a_request_that_no_method_could_serve_is_tried_again_when_it_is_filed_ag
     assert seen(again)[1] == (1, "done", "not", True)
     assert again.erased == {1}
     assert not same(again.params, before)
+
+
+def test_samples_that_were_forgotten_do_not_stand_for_a_client_that_was_not(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    config = world.config(deadline=60.0)
+    world.serve(config)
+    world.outbox(0).file(positions=[0, 1])
+    before = world.serve(config).params
+    assert [e.status for e in fails_to_forget(world, 0, monkeypatch).erasures] == ["done", "failed"]
+    world.outbox(0).file()
+    again = world.serve(config)
+    assert seen(again)[2] == (0, "done", "not", True)
+    assert not same(again.params, before), "done means that something was done"
+    assert again.erased == {0}
+
+
+@pytest.mark.parametrize("also_whole", [False, True])
+def test_a_request_for_samples_does_not_bring_a_client_back_that_was_left_out(
+    also_whole: bool, make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    world.serve(world.config())
+    fails_to_forget(world, 0, monkeypatch)
+    world.node_of(0).spoil = lambda r: [r]
+    world.outbox(0).file(positions=[0])
+    if also_whole:
+        world.outbox(0).file()
+    world.trained_by()
+    found = world.serve(world.config(**LONG))
+    assert found.erased == {0}
+    statuses = {e.kind: e.status for e in found.erasures[1:]}
+    if also_whole:
+        assert statuses == {"samples": "done", "client": "done"}, "whichever came first"
+        return
+    assert statuses == {"samples": "failed"}
+    (reason,) = [e.reason for e in world.outbox(0).entries() if e.kind == "samples"]
+    assert "ask for that again" in reason
+    assert world.trained_by() == {1, 2, 3, 4}
 
 
 def test_who_asks_without_end_does_not_keep_the_server_from_ending(make: MakeWorld) -> None:

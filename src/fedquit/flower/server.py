@@ -298,15 +298,27 @@ class _Server:
             except RequestError as error:
                 self.say(f"the operator's request {filed.id} cannot be taken: {error}")
             inbox.remove(filed)
-        for entry in self.ledger.waiting:
+        for entry in sorted(self.ledger.waiting, key=lambda e: e.kind):  # whole clients first: they may bring one back
             if entry.client in self.ledger.erased:
-                if any(e.client == entry.client and e.status == "done" for e in self.ledger.entries.values()):
-                    reason = "the client had been forgotten already"
-                    self.ledger.change([entry.id], lambda e, why=reason: e.now("done", reason=why))  # type: ignore[misc]
-                else:  # it was only left out, because no method could serve it then: it is tried again
-                    self.ledger.erased -= {entry.client}
-                self.ledger.save()
+                self._take_of_excluded(entry)
         return bool(self.ledger.waiting)
+
+    def _take_of_excluded(self, entry: Erasure) -> None:
+        """A client that takes no part asks: it was forgotten, or only left out because no method could serve it."""
+        own = [e for e in self.ledger.entries.values() if e.client == entry.client and e.kind == "client"]
+        if any(e.status == "done" for e in own):
+            reason = "the client had been forgotten already"
+            self.ledger.change([entry.id], lambda e: e.now("done", reason=reason))
+            self.ledger.save()
+        elif entry.kind == "client":
+            self.ledger.erased -= {entry.client}  # it is tried again
+            self.ledger.save()
+        else:
+            self._fail(
+                [entry],
+                "the client takes no part since it could not be forgotten as a whole: ask for that again, which "
+                "includes its samples",
+            )
 
     @property
     def _members(self) -> Membership:
