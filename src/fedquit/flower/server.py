@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from logging import INFO
@@ -25,7 +26,7 @@ from flwr.serverapp import Grid
 
 from fedquit.core import ClientId, Params, Reply, Request, State, Trained
 from fedquit.engine import Address, Ask
-from fedquit.errors import FedquitError, InputError, RequestError, StoreError
+from fedquit.errors import FedquitError, InputError, NoExamplesError, RequestError, StoreError
 from fedquit.files import append_line, remove_half_written, write_json
 from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
@@ -408,12 +409,32 @@ class _Server:
             return sorted(c for c in self.nodes.here if c not in out)
 
         def missing() -> str:
+            if len(here()) >= needed:
+                return "one that has examples"
             known = [m.title for c, m in sorted(self.roster.members.items()) if c not in {*out, *here()}]
             return ", ".join(known[:8]) or f"{needed - len(here())} nodes that have never been here"
 
+        def able() -> list[ClientId]:
+            return [c for c in here() if self.roster[c].examples]
+
         what = f"the round needs {needed} nodes that may take part"
-        self.nodes.wait(lambda: len(here()) >= needed, what, missing, self.config.wait)
-        stage.session.present = tuple(here())
+        self.nodes.wait(lambda: len(here()) >= needed and bool(able()), what, missing, self.config.wait)
+        stage.session.present = tuple(able())
+
+    @contextmanager
+    def _round(self, stage: _Stage) -> Iterator[None]:
+        """Where nobody who was asked has an example, too few have replied, and these are not asked again."""
+        stage.examples.clear()
+        try:
+            yield
+        except NoExamplesError as error:
+            empty = {c: n for c, n in stage.examples.items() if n == 0 and c not in stage.engine.required}
+            if not empty:  # those that leave gave none, and would not the next time
+                raise
+            self.roster.note(empty)
+            if stage.session.journal:
+                stage.session.journal.clear()  # or a server that is started again would find the same replies
+            raise TooFewReplies(str(error)) from error
 
     def _train(self) -> bool:
         """Ordinary training, until a request waits or all rounds are done."""
@@ -425,7 +446,8 @@ class _Server:
 
         def step(state: State) -> State:
             self._gather(stage)
-            after = hooks.round(stage.fed, state, self.training, stage.session.present)
+            with self._round(stage):
+                after = hooks.round(stage.fed, state, self.training, stage.session.present)
             self.roster.note(stage.examples)
             return self._sound(after, state)
 
@@ -436,7 +458,6 @@ class _Server:
                 accuracy = self._accuracy(progress.state)
                 seen = f"{len(stage.examples)} replies" + ("" if accuracy is None else f", accuracy {accuracy:.1f}")
                 self.say(f"training round {done} of {self.training.rounds} ({seen})")
-                stage.examples.clear()
             due = self.config.sweep and done % self.config.sweep == 0 and done > phase.trained
             if due or done >= self.training.rounds:
                 self.nodes.sweep(self._members.active)
@@ -480,7 +501,9 @@ class _Server:
             self._gather(stage, frozenset() if request.samples else leaving)
             asked = {*stage.session.present, *stage.engine.required}  # who leaves is waited for by its own deadline
             stage.session.present = tuple(sorted(asked))
-            after = self._sound(method.unlearn(stage.fed, state, trained, request), state)
+            with self._round(stage):
+                after = method.unlearn(stage.fed, state, trained, request)
+            after = self._sound(after, state)
             self.failures = 0
             return after
 
@@ -527,7 +550,8 @@ class _Server:
 
         def step(state: State) -> State:
             self._gather(stage)
-            after = method.recover(stage.fed, state, trained, request)
+            with self._round(stage):
+                after = method.recover(stage.fed, state, trained, request)
             self.roster.note(stage.examples)
             return self._sound(after, state)
 
