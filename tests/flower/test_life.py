@@ -17,12 +17,14 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 import torch
 from flwr.app import ConfigRecord, Message
+from flwr.clientapp import ClientApp
 
 from fedquit import files
 from fedquit.core import ClientId, Params
 from fedquit.data.federated import FederatedData
 from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.flower import wire
+from fedquit.flower.client import ClientData, erasable
 from fedquit.flower.engine import NodesMissing
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.server import MOST_REQUESTS, Outcome
@@ -196,6 +198,33 @@ def test_a_fraction_of_samples_is_drawn_once_and_written_down(make: MakeWorld) -
     assert len(entry.positions) == 6
     assert len(set(entry.positions)) == 6
     assert max(entry.positions) < 30
+
+
+def with_first_samples(world: World, client: ClientId, count: int) -> None:
+    """From now on the client's data is only its first samples."""
+    mine = world.data.train[client][:count]
+    own = ClientData(world.data.x[mine], world.data.y[mine], world.data.dataset.look, mine)
+    world.node_of(client).app = erasable(ClientApp(), model=lambda _: world.model, data=lambda _: own)
+
+
+def test_data_that_has_lost_forgotten_samples_is_refused_with_what_to_do(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    filed = world.outbox(0).file(positions=[19, 20, 22])
+    world.serve(world.config())
+    with_first_samples(world, 0, 20)
+    assert world.serve(world.config(**LONG)).rounds == 3
+    (said,) = [line for line in lines(world.folder) if "did not say who it is" in line]
+    assert f"{filed.id}.json names sample 22, and this client has only 20 samples now: give it its data" in said
+
+
+def test_data_that_loses_samples_while_they_are_being_forgotten_is_refused_with_what_to_do(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(0).file(positions=[19, 20, 22])
+    at_task(world, "unlearn-0", lambda _: with_first_samples(world, 0, 20))
+    assert seen(world.serve(world.config())) == [(0, "done", "not", True)]
+    assert any("it refuses: " in line and "names sample 22, and this" in line for line in lines(world.folder))
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,19 @@ class _Client:
         present = torch.ones(len(self._data.y), dtype=torch.bool)
         for entry in outbox.entries():
             if entry.status == "served" and entry.kind == "samples":
-                present[list(entry.positions)] = False
+                present[self._places(outbox, entry)] = False
         return present
+
+    def _places(self, outbox: Outbox, entry: Entry) -> list[int]:
+        """Where the samples of a request lie; a place that is gone says that the data is not what it was."""
+        count = len(self._data.y)
+        if max(entry.positions, default=-1) >= count:
+            raise InputError(
+                f"{outbox.folder / entry.id}.json names sample {max(entry.positions)}, and this client has only "
+                f"{count} samples now: give it its data as it was, in the same order; what was forgotten is left out "
+                "by itself."
+            )
+        return list(entry.positions)
 
     def _examples(self, outbox: Outbox, question: wire.Question) -> Examples:
         data, ask = self._data, question.ask
@@ -199,7 +210,7 @@ class _Client:
     def _marked(self, outbox: Outbox, serving: wire.Serving) -> Tensor:
         marked = torch.full((len(self._data.y),), serving.kind == "client")
         if serving.kind == "samples":
-            marked[list(self._chosen(outbox, outbox.get(serving.request)).positions)] = True
+            marked[self._places(outbox, self._chosen(outbox, outbox.get(serving.request)))] = True
         return marked
 
     def _chosen(self, outbox: Outbox, entry: Entry) -> Entry:
