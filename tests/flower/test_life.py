@@ -23,7 +23,7 @@ from fedquit import files
 from fedquit.core import ClientId, Params
 from fedquit.data.federated import FederatedData
 from fedquit.errors import InputError, RequestError, StoreError
-from fedquit.flower import wire
+from fedquit.flower import server, wire
 from fedquit.flower.client import ClientData, erasable
 from fedquit.flower.engine import NodesMissing
 from fedquit.flower.outbox import Inbox
@@ -619,21 +619,68 @@ def test_a_request_for_samples_does_not_bring_a_client_back_that_was_left_out(
     assert world.trained_by() == {1, 2, 3, 4}
 
 
+def asks_for_more(kind: str, count: int) -> Callable[[Message], list[Message]]:
+    """Every reply carries requests that nobody has heard of."""
+
+    def more(reply: Message) -> list[Message]:
+        if reply.has_content() and wire.REPLY in reply.content:
+            words = json.loads(str(reply.content.config_records[wire.REPLY]["words"]))
+            words["forget-pending"] = [{"request": secrets.token_hex(8), "kind": kind} for _ in range(count)]
+            reply.content[wire.REPLY] = ConfigRecord({"words": json.dumps(words)})
+        return [reply]
+
+    return more
+
+
 def test_who_asks_without_end_does_not_keep_the_server_from_ending(make: MakeWorld) -> None:
     world = make()
     world.serve(world.config())
     world.outbox(1).file()
     world.serve(world.config())
-
-    def more(reply: Message) -> list[Message]:
-        if reply.has_content() and wire.REPLY in reply.content:
-            words = wire.words_from_records(reply.content)
-            words["forget-pending"] = [{"request": secrets.token_hex(8), "kind": "client"} for _ in range(16)]
-            reply.content[wire.REPLY] = ConfigRecord({"words": json.dumps(words)})
-        return [reply]
-
-    world.node_of(1).spoil = more
+    world.node_of(1).spoil = asks_for_more("client", 16)
     assert len(world.serve(world.config()).erasures) == MOST_REQUESTS
+
+
+def test_who_stays_and_asks_for_samples_without_end_keeps_nobody_from_training_or_ending(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_BETWEEN_ROUNDS", 2)
+    world = make()
+    config = world.config(method={"name": "not"})
+    world.node_of(1).spoil = asks_for_more("samples", 1)
+    found = world.serve(config)
+    assert found.rounds == 2
+    assert {e.status for e in found.erasures} == {"done"}
+    assert 2 < len(found.erasures) <= 6, "at most two at the beginning and in each round"
+    assert len(world.serve(config).erasures) == len(found.erasures) + 2, "the next run takes more"
+
+
+def test_the_last_client_that_asks_without_end_does_not_keep_the_server_from_ending(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_BETWEEN_ROUNDS", 3)
+    world = make()
+    config = world.config(min_nodes=1)
+    for client in (1, 2, 3, 4):
+        world.node_of(client).online = False
+    world.serve(config)
+    world.node_of(0).spoil = asks_for_more("client", 1)
+    assert [e.status for e in world.serve(config).erasures] == ["failed"] * 3
+
+
+def test_a_client_with_more_requests_than_a_reply_may_carry_says_them_bit_by_bit_and_the_whole_first(
+    make: MakeWorld,
+) -> None:
+    world = make()
+    for place in range(wire.MOST_PENDING + 1):
+        world.outbox(0).file(positions=[place])
+    found = world.serve(world.config())
+    assert [e.status for e in found.erasures] == ["done"] * (wire.MOST_PENDING + 1)
+    again = make("again")
+    for place in range(wire.MOST_PENDING + 1):
+        again.outbox(0).file(positions=[place])
+    again.outbox(0).file()
+    assert "client" in {e.kind for e in again.serve(again.config()).erasures}
 
 
 def test_a_server_back_after_the_deadline_waits_a_while_for_its_nodes(make: MakeWorld) -> None:

@@ -224,7 +224,7 @@ class _Client:
         return entry
 
     def _pending(self, outbox: Outbox) -> tuple[wire.Pending, ...]:
-        """What the server should know; a request that cannot be served is refused here and now."""
+        """What the server should know, as much as a reply may carry; what cannot be served is refused here and now."""
         found = []
         for entry in outbox.pending():
             if entry.kind == "samples":
@@ -233,7 +233,8 @@ class _Client:
                     outbox.settle(entry.id, reason)
                     continue
             found.append(wire.Pending(entry.id, entry.kind))
-        return tuple(found)
+        found.sort(key=lambda p: p.kind)  # the whole client first: it makes the others needless
+        return tuple(found[: wire.MOST_PENDING])
 
 
 def _unusable(positions: tuple[int, ...], present: Tensor) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -34,7 +35,7 @@ from fedquit.flower.engine import PATIENCE, Clock, GridEngine, Nodes, NodesMissi
 from fedquit.flower.ledger import Erasure, Ledger, Phase, request_of
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.roster import Roster
-from fedquit.flower.wire import PHASE_PLACES, Pending, Serving
+from fedquit.flower.wire import MOST_PENDING, PHASE_PLACES, Pending, Serving
 from fedquit.membership import Membership
 from fedquit.meter import Metered
 from fedquit.method import Method, is_of
@@ -46,7 +47,8 @@ from fedquit.training import Hooks
 Evaluate = Callable[[Params], float]
 STATUS = 120.0  # seconds in which a node must say who it is; a process starts for that
 TRIES = 3  # of a round that too few clients answered
-MOST_REQUESTS = 64  # of a client that has been forgotten
+MOST_REQUESTS = 64  # of a client that takes no part, of each kind
+MOST_BETWEEN_ROUNDS = MOST_PENDING  # requests of a client, of each kind, between two rounds of training
 NOBODY = Request(())  # the request that a real federation knows of in advance
 
 
@@ -141,6 +143,7 @@ class _Server:
         seconds = min(config.timeout, STATUS)
         self.nodes = Nodes(post, self.roster, self._hear, self.ledger.verdicts, seconds)
         self.failures = 0
+        self.taken: Counter[tuple[ClientId, str]] = Counter()  # requests since the last round of training began
 
     def say(self, sentence: str) -> None:
         """Tell the operator, and keep it."""
@@ -270,12 +273,12 @@ class _Server:
 
     def _receive(self, client: ClientId, kind: str, request: str, source: str) -> None:
         member = self.roster[client]
-        known = sum(e.client == client for e in self.ledger.entries.values())
-        if client in self.ledger.erased and known >= MOST_REQUESTS:
-            return  # who has been forgotten and asks without end would keep the server from ending
+        if self._asks_without_end(client, kind, source):
+            return
         entry = self.ledger.receive(client, kind, request, source, member.authenticated)  # type: ignore[arg-type]
         if entry is None:
             return
+        self.taken[client, kind] += 1
         what = "to be forgotten" if kind == "client" else "for some of its samples to be forgotten"
         self.say(f"{entry.id}: {member.title} asks {what} (filed by the {source})")
         if not member.authenticated and not self.config.allow_unauthenticated:
@@ -284,6 +287,12 @@ class _Server:
                 "the node has no registered key, so nobody knows who asks; register keys and use TLS, or set "
                 "fedquit.allow-unauthenticated = true",
             )
+
+    def _asks_without_end(self, client: ClientId, kind: str, source: str) -> bool:
+        """Whether taking one more would keep the server from ending; what is not taken waits in the client's outbox."""
+        if client in self.ledger.erased:
+            return sum((e.client, e.kind) == (client, kind) for e in self.ledger.entries.values()) >= MOST_REQUESTS
+        return source == "client" and self.taken[client, kind] >= MOST_BETWEEN_ROUNDS
 
     def _fail(self, entries: Sequence[Erasure], reason: str) -> None:
         self.ledger.change([e.id for e in entries], lambda e: e.now("failed", reason=reason))
@@ -446,6 +455,7 @@ class _Server:
 
         def step(state: State) -> State:
             self._gather(stage)
+            self.taken.clear()
             with self._round(stage):
                 after = hooks.round(stage.fed, state, self.training, stage.session.present)
             self.roster.note(stage.examples)
