@@ -351,6 +351,39 @@ def test_a_client_that_never_comes_back_is_forgotten_by_the_fallback(fallback: s
     assert rounds == expected
 
 
+@pytest.mark.parametrize("samples", [False, True])
+@pytest.mark.parametrize("fault", ["silent", "refused"])
+def test_a_client_that_vanishes_takes_the_method_away_from_nobody_else(
+    fault: str, samples: bool, make: MakeWorld
+) -> None:
+    world = make()
+    config = world.config(deadline=60.0)
+    world.serve(config)
+    for client in (1, 3):
+        world.outbox(client).file(positions=[0, 1] if samples else ())
+    world.node_of(3).spoil = gone if fault == "silent" else not_a_number
+    found = world.serve(config)
+    assert seen(found) == [(1, "done", "fedquit", False), (3, "done", "not", True)]
+    assert found.erased == (frozenset() if samples else {1, 3})
+    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    asked = {(e["phase"], e["client"]) for e in events if e["event"] == "reply" and e["phase"] == "unlearn-1"}
+    assert asked == {("unlearn-1", 1)}, "on its own, from the model without the other"
+    assert found.erasures[0].reason == ""
+    assert [s for s, _ in found.erasures[0].history][:4] == ["received", "started", "received", "started"]
+    assert [e.status for e in world.outbox(1).entries()] == ["served"]
+
+
+def gone(reply: Message) -> list[Message]:
+    return [] if reply.metadata.message_type.startswith("train") else [reply]
+
+
+def not_a_number(reply: Message) -> list[Message]:
+    if wire.PARAMS in reply.content:
+        params = wire.params_from_record(reply.content.array_records[wire.PARAMS])
+        reply.content[wire.PARAMS] = wire.params_to_record({n: p * float("nan") for n, p in params.items()})
+    return [reply]
+
+
 def test_a_server_that_comes_back_after_the_deadline_still_asks_once(make: MakeWorld) -> None:
     world = make()
     world.serve(world.config(deadline=300.0))
@@ -371,14 +404,7 @@ def test_a_leaving_client_whose_answers_cannot_be_used_is_not_asked_for_ever(mak
     world = make()
     world.serve(world.config())
     world.outbox(1).file()
-
-    def nan(reply: Message) -> list[Message]:
-        if wire.PARAMS in reply.content:
-            params = wire.params_from_record(reply.content.array_records[wire.PARAMS])
-            reply.content[wire.PARAMS] = wire.params_to_record({n: p * float("nan") for n, p in params.items()})
-        return [reply]
-
-    world.node_of(1).spoil = nan
+    world.node_of(1).spoil = not_a_number
     found = world.serve(world.config())
     assert seen(found) == [(1, "done", "not", True)]
     assert "no answer that can be used, 3 times" in found.erasures[0].reason
@@ -552,7 +578,7 @@ def test_clients_that_went_without_a_word_keep_nobody_from_being_forgotten(make:
 def fails_to_forget(world: World, client: ClientId, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     """A client asks to be forgotten and goes silent, and the fallback breaks too."""
     world.outbox(client).file()
-    world.node_of(client).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
+    world.node_of(client).spoil = gone
 
     def breaks(*_: object) -> None:
         raise InputError("it cannot.")
@@ -715,7 +741,7 @@ def test_an_unlearning_round_waits_for_the_nodes_that_remain(fallback: bool, mak
     config = world.config(deadline=60.0, **settings)
     world.serve(config)
     world.outbox(1).file()
-    world.node_of(1).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
+    world.node_of(1).spoil = gone
     at_task(world, "unlearn-0-fallback" if fallback else "unlearn-0", lambda _: _stop_the_server())
     with pytest.raises(Killed):
         world.serve(config)

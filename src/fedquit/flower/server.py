@@ -31,7 +31,7 @@ from fedquit.errors import FedquitError, InputError, NoExamplesError, RequestErr
 from fedquit.files import append_line, remove_half_written, write_json
 from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
-from fedquit.flower.engine import PATIENCE, Clock, GridEngine, Nodes, NodesMissing, Post, TooFewReplies
+from fedquit.flower.engine import PATIENCE, Clock, GridEngine, Nodes, NodesMissing, Post, TooFewReplies, Unreachable
 from fedquit.flower.ledger import Erasure, Ledger, Phase, request_of
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.roster import Roster
@@ -523,7 +523,7 @@ class _Server:
         except (TooFewReplies, NodesMissing, StoreError):
             raise
         except FedquitError as error:
-            self._fall_back(str(error))
+            self._fall_back(str(error), error.clients if isinstance(error, Unreachable) else request.clients)
             return True
         state, costs = progress.state, asdict(progress.costs)
         measured = self._measured("unlearned", state)
@@ -534,8 +534,11 @@ class _Server:
         self._enter(replace(phase, number=phase.number + 1, kind="recover"), state.fresh())
         return True
 
-    def _fall_back(self, reason: str) -> None:
-        phase = self.ledger.phase
+    def _fall_back(self, reason: str, clients: Collection[ClientId]) -> None:
+        """Serve these of the clients otherwise; the others, which did nothing wrong, wait for their own turn."""
+        others = [e.id for e in self.ledger.serving if e.client not in clients]
+        self.ledger.change(others, lambda e: e.now("received"))
+        phase = replace(self.ledger.phase, serving=tuple(i for i in self.ledger.phase.serving if i not in others))
         found = self._before.load()
         assert found is not None
         if phase.fallback:  # nothing is left to try: the clients take no part any more, and the books say why
