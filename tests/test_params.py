@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedquit import params as algebra
 from fedquit.core import Params, Reply
-from fedquit.errors import InputError, NonFiniteError
+from fedquit.errors import InputError, NoExamplesError, NonFiniteError
 
 
 def random(seed: int) -> Params:
@@ -60,7 +60,7 @@ def test_mean_streams_and_lets_each_reply_go() -> None:
 
 @pytest.mark.parametrize("replies", [[], [Reply(0, random(0), 0), Reply(1, random(1), 0)]])
 def test_mean_of_no_examples_is_refused(replies: list[Reply]) -> None:
-    with pytest.raises(InputError, match="nothing to average"):
+    with pytest.raises(NoExamplesError, match="nothing to average"):
         algebra.mean(replies)
 
 

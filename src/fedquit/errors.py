@@ -3,6 +3,7 @@
 
 FedquitError                 the command line prints its one sentence and exits with 2
 ├── InputError (ValueError)  data, labels, logits, shapes or numbers that cannot be used
+│   └── NoExamplesError      a mean over clients of which none has an example
 ├── UnknownNameError         a method, teacher, key, … that does not exist; names the nearest one that does
 ├── RequestError             an erasure request that cannot be served as it stands
 ├── NonFiniteError           NaN or infinity where weights or logits should be
@@ -18,6 +19,10 @@ class FedquitError(Exception):
 
 class InputError(FedquitError, ValueError):
     """Data, labels, logits, shapes or numbers that cannot be used."""
+
+
+class NoExamplesError(InputError):
+    """A mean over clients of which none has an example."""
 
 
 class UnknownNameError(FedquitError, ValueError):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedquit.core import Params, Reply
-from fedquit.errors import InputError, NonFiniteError
+from fedquit.errors import InputError, NoExamplesError, NonFiniteError
 
 
 def mean(replies: Iterable[Reply]) -> Params:
@@ -26,7 +26,7 @@ def mean(replies: Iterable[Reply]) -> Params:
                 total[n] += p * reply.examples
         weight += reply.examples
     if weight == 0:
-        raise InputError("no client that was asked has any data: there is nothing to average.")
+        raise NoExamplesError("no client that was asked has any data: there is nothing to average.")
     return {n: p / weight for n, p in total.items()}
 
 

@@ -17,12 +17,15 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 import torch
 from flwr.app import Message
+from flwr.clientapp import ClientApp
 
 from fedquit import files
 from fedquit.core import ClientId, Params
 from fedquit.data.federated import FederatedData
 from fedquit.errors import InputError, RequestError, StoreError
-from fedquit.flower import wire
+from fedquit.flower import server, wire
+from fedquit.flower.client import ClientData, erasable
+from fedquit.flower.engine import NodesMissing
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.server import MOST_REQUESTS, Outcome
 from fedquit.methods.not_ import NoT
@@ -197,6 +200,33 @@ def test_a_fraction_of_samples_is_drawn_once_and_written_down(make: MakeWorld) -
     assert max(entry.positions) < 30
 
 
+def with_first_samples(world: World, client: ClientId, count: int) -> None:
+    """From now on the client's data is only its first samples."""
+    mine = world.data.train[client][:count]
+    own = ClientData(world.data.x[mine], world.data.y[mine], world.data.dataset.look, mine)
+    world.node_of(client).app = erasable(ClientApp(), model=lambda _: world.model, data=lambda _: own)
+
+
+def test_data_that_has_lost_forgotten_samples_is_refused_with_what_to_do(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    filed = world.outbox(0).file(positions=[19, 20, 22])
+    world.serve(world.config())
+    with_first_samples(world, 0, 20)
+    assert world.serve(world.config(**LONG)).rounds == 3
+    (said,) = [line for line in lines(world.folder) if "did not say who it is" in line]
+    assert f"{filed.id}.json names sample 22, and this client has only 20 samples now: give it its data" in said
+
+
+def test_data_that_loses_samples_while_they_are_being_forgotten_is_refused_with_what_to_do(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(0).file(positions=[19, 20, 22])
+    at_task(world, "unlearn-0", lambda _: with_first_samples(world, 0, 20))
+    assert seen(world.serve(world.config())) == [(0, "done", "not", True)]
+    assert any("it refuses: " in line and "names sample 22, and this" in line for line in lines(world.folder))
+
+
 @pytest.mark.parametrize(
     ("positions", "sentence"),
     [([8], "names sample 8, and this client has 8"), (list(range(8)), "every sample that is left")],
@@ -321,6 +351,39 @@ def test_a_client_that_never_comes_back_is_forgotten_by_the_fallback(fallback: s
     assert rounds == expected
 
 
+@pytest.mark.parametrize("samples", [False, True])
+@pytest.mark.parametrize("fault", ["silent", "refused"])
+def test_a_client_that_vanishes_takes_the_method_away_from_nobody_else(
+    fault: str, samples: bool, make: MakeWorld
+) -> None:
+    world = make()
+    config = world.config(deadline=60.0)
+    world.serve(config)
+    for client in (1, 3):
+        world.outbox(client).file(positions=[0, 1] if samples else ())
+    world.node_of(3).spoil = gone if fault == "silent" else not_a_number
+    found = world.serve(config)
+    assert seen(found) == [(1, "done", "fedquit", False), (3, "done", "not", True)]
+    assert found.erased == (frozenset() if samples else {1, 3})
+    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    asked = {(e["phase"], e["client"]) for e in events if e["event"] == "reply" and e["phase"] == "unlearn-1"}
+    assert asked == {("unlearn-1", 1)}, "on its own, from the model without the other"
+    assert found.erasures[0].reason == ""
+    assert [s for s, _ in found.erasures[0].history][:4] == ["received", "started", "received", "started"]
+    assert [e.status for e in world.outbox(1).entries()] == ["served"]
+
+
+def gone(reply: Message) -> list[Message]:
+    return [] if reply.metadata.message_type.startswith("train") else [reply]
+
+
+def not_a_number(reply: Message) -> list[Message]:
+    if wire.PARAMS in reply.content:
+        params = wire.params_from_record(reply.content.array_records[wire.PARAMS])
+        reply.content[wire.PARAMS] = wire.params_to_record({n: p * float("nan") for n, p in params.items()})
+    return [reply]
+
+
 def test_a_server_that_comes_back_after_the_deadline_still_asks_once(make: MakeWorld) -> None:
     world = make()
     world.serve(world.config(deadline=300.0))
@@ -341,14 +404,7 @@ def test_a_leaving_client_whose_answers_cannot_be_used_is_not_asked_for_ever(mak
     world = make()
     world.serve(world.config())
     world.outbox(1).file()
-
-    def nan(reply: Message) -> list[Message]:
-        if wire.PARAMS in reply.content:
-            params = wire.params_from_record(reply.content.array_records[wire.PARAMS])
-            reply.content[wire.PARAMS] = wire.params_to_record({n: p * float("nan") for n, p in params.items()})
-        return [reply]
-
-    world.node_of(1).spoil = nan
+    world.node_of(1).spoil = not_a_number
     found = world.serve(world.config())
     assert seen(found) == [(1, "done", "not", True)]
     assert "no answer that can be used, 3 times" in found.erasures[0].reason
@@ -519,21 +575,26 @@ def test_clients_that_went_without_a_word_keep_nobody_from_being_forgotten(make:
     assert seen(world.serve(config)) == [(1, "done", "retrain", False)]
 
 
-def test_a_request_that_no_method_could_serve_is_tried_again_when_it_is_filed_again(
-    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = make()
-    config = world.config(deadline=60.0)
-    before = world.serve(config).params
-    world.outbox(1).file()
-    world.node_of(1).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
+def fails_to_forget(world: World, client: ClientId, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    """A client asks to be forgotten and goes silent, and the fallback breaks too."""
+    world.outbox(client).file()
+    world.node_of(client).spoil = gone
 
     def breaks(*_: object) -> None:
         raise InputError("it cannot.")
 
     with monkeypatch.context() as patch:
         patch.setattr(NoT, "unlearn", breaks)
-        found = world.serve(config)
+        return world.serve(world.config(deadline=60.0))
+
+
+def test_a_request_that_no_method_could_serve_is_tried_again_when_it_is_filed_again(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    config = world.config(deadline=60.0)
+    before = world.serve(config).params
+    found = fails_to_forget(world, 1, monkeypatch)
     assert [e.status for e in found.erasures] == ["failed"]
     assert found.erased == {1}, "left out, and not forgotten"
     assert same(found.params, before)
@@ -544,21 +605,108 @@ def test_a_request_that_no_method_could_serve_is_tried_again_when_it_is_filed_ag
     assert not same(again.params, before)
 
 
+def test_samples_that_were_forgotten_do_not_stand_for_a_client_that_was_not(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    config = world.config(deadline=60.0)
+    world.serve(config)
+    world.outbox(0).file(positions=[0, 1])
+    before = world.serve(config).params
+    assert [e.status for e in fails_to_forget(world, 0, monkeypatch).erasures] == ["done", "failed"]
+    world.outbox(0).file()
+    again = world.serve(config)
+    assert seen(again)[2] == (0, "done", "not", True)
+    assert not same(again.params, before), "done means that something was done"
+    assert again.erased == {0}
+
+
+@pytest.mark.parametrize("also_whole", [False, True])
+def test_a_request_for_samples_does_not_bring_a_client_back_that_was_left_out(
+    also_whole: bool, make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    world.serve(world.config())
+    fails_to_forget(world, 0, monkeypatch)
+    world.node_of(0).spoil = lambda r: [r]
+    world.outbox(0).file(positions=[0])
+    if also_whole:
+        world.outbox(0).file()
+    world.trained_by()
+    found = world.serve(world.config(**LONG))
+    assert found.erased == {0}
+    statuses = {e.kind: e.status for e in found.erasures[1:]}
+    if also_whole:
+        assert statuses == {"samples": "done", "client": "done"}, "whichever came first"
+        return
+    assert statuses == {"samples": "failed"}
+    (reason,) = [e.reason for e in world.outbox(0).entries() if e.kind == "samples"]
+    assert "ask for that again" in reason
+    assert world.trained_by() == {1, 2, 3, 4}
+
+
+def asks_for_more(kind: str, count: int) -> Callable[[Message], list[Message]]:
+    """Every reply carries requests that nobody has heard of."""
+
+    def more(reply: Message) -> list[Message]:
+        if reply.has_content() and wire.REPLY in reply.content:
+            words = wire.words_from_records(reply.content)
+            words["forget-pending"] = [{"request": secrets.token_hex(8), "kind": kind} for _ in range(count)]
+            reply.content.config_records[wire.REPLY]["words"] = json.dumps(words)
+        return [reply]
+
+    return more
+
+
 def test_who_asks_without_end_does_not_keep_the_server_from_ending(make: MakeWorld) -> None:
     world = make()
     world.serve(world.config())
     world.outbox(1).file()
     world.serve(world.config())
-
-    def more(reply: Message) -> list[Message]:
-        if reply.has_content() and wire.REPLY in reply.content:
-            words = wire.words_from_records(reply.content)
-            words["forget-pending"] = [{"request": secrets.token_hex(8), "kind": "client"} for _ in range(16)]
-            reply.content.config_records[wire.REPLY]["words"] = json.dumps(words)
-        return [reply]
-
-    world.node_of(1).spoil = more
+    world.node_of(1).spoil = asks_for_more("client", 16)
     assert len(world.serve(world.config()).erasures) == MOST_REQUESTS
+
+
+def test_who_stays_and_asks_for_samples_without_end_keeps_nobody_from_training_or_ending(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_BETWEEN_ROUNDS", 2)
+    world = make()
+    config = world.config(method={"name": "not"})
+    world.node_of(1).spoil = asks_for_more("samples", 1)
+    found = world.serve(config)
+    assert found.rounds == 2
+    assert {e.status for e in found.erasures} == {"done"}
+    assert 2 < len(found.erasures) <= 6, "at most two at the beginning and in each round"
+    assert len(world.serve(config).erasures) == len(found.erasures) + 2, "the next run takes more"
+
+
+def test_the_last_client_that_asks_without_end_does_not_keep_the_server_from_ending(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_BETWEEN_ROUNDS", 3)
+    world = make()
+    config = world.config(min_nodes=1)
+    for client in (1, 2, 3, 4):
+        world.node_of(client).online = False
+    world.serve(config)
+    world.node_of(0).spoil = asks_for_more("client", 1)
+    assert [e.status for e in world.serve(config).erasures] == ["failed"] * 3
+
+
+def test_a_client_with_more_requests_than_a_reply_may_carry_says_them_bit_by_bit_and_the_whole_first(
+    make: MakeWorld,
+) -> None:
+    world = make()
+    for place in range(wire.MOST_PENDING + 1):
+        world.outbox(0).file(positions=[place])
+    found = world.serve(world.config())
+    assert [e.status for e in found.erasures] == ["done"] * (wire.MOST_PENDING + 1)
+    again = make("again")
+    for place in range(wire.MOST_PENDING + 1):
+        again.outbox(0).file(positions=[place])
+    again.outbox(0).file()
+    assert "client" in {e.kind for e in again.serve(again.config()).erasures}
 
 
 def test_a_server_back_after_the_deadline_waits_a_while_for_its_nodes(make: MakeWorld) -> None:
@@ -584,6 +732,44 @@ def test_a_server_back_after_the_deadline_waits_a_while_for_its_nodes(make: Make
     wake(0)
     world.time.wakes.append(wake)
     assert seen(world.serve(config)) == [(1, "done", "fedquit", False)]
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_an_unlearning_round_waits_for_the_nodes_that_remain(fallback: bool, make: MakeWorld) -> None:
+    world = make()
+    settings: dict[str, Any] = {"fallback": "retrain"} if fallback else {"method": {"name": "retrain"}}
+    config = world.config(deadline=60.0, **settings)
+    world.serve(config)
+    world.outbox(1).file()
+    world.node_of(1).spoil = gone
+    at_task(world, "unlearn-0-fallback" if fallback else "unlearn-0", lambda _: _stop_the_server())
+    with pytest.raises(Killed):
+        world.serve(config)
+    world.grid.before = lambda message: None
+    back = world.time.time + 50
+
+    def wake(now: float) -> None:
+        for node in world.grid.nodes.values():
+            node.online = now > back
+
+    wake(0)
+    world.time.wakes.append(wake)
+    assert seen(world.serve(config)) == [(1, "done", "retrain", fallback)]
+    missing = "the round needs 1 nodes that may take part; after 0 s still missing: client 0 (hospital-0), client 2"
+    assert any(missing in line for line in lines(world.folder)), "who leaves is not waited for"
+
+
+def test_an_unlearning_round_to_which_nobody_comes_stops_and_is_gone_on_with_later(make: MakeWorld) -> None:
+    world = make()
+    config = world.config(method={"name": "retrain"}, wait=100.0)
+    world.serve(config)
+    Inbox(world.folder / "state").file("hospital-1")
+    for client in (0, 2, 3, 4):
+        world.node_of(client).online = False
+    with pytest.raises(NodesMissing, match=r"missing: client 0 \(hospital-0\), client 2"):
+        world.serve(config)
+    world.node_of(4).online = True
+    assert seen(world.serve(config)) == [(1, "done", "retrain", False)]
 
 
 @pytest.mark.parametrize("file", ["ledger.json", "clients.json"])

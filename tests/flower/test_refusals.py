@@ -280,6 +280,85 @@ def test_too_few_replies_repeat_the_round_and_then_stop_with_a_sentence(make: Ma
     assert again.serve(again.config(min_replies=2)).rounds == 2
 
 
+def test_a_recovery_round_with_too_few_replies_is_not_repeated_for_ever(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(1).file()
+    phases: list[str] = []
+
+    def before(message: Message) -> None:
+        if message.metadata.message_type.startswith("train"):
+            phases.append(json.loads(str(message.content.config_records[wire.ASK]["words"]))["address"]["phase"])
+        if phases and phases[-1] == "recover-0":
+            for client in (0, 2, 3):
+                world.node_of(client).spoil = with_first(lambda t: t * float("nan"))
+        assert len(phases) < 100, "there is no end"
+
+    world.grid.before = before
+    with pytest.raises(TooFewReplies, match=r"1 of 4 clients answered in round 1 of phase 'recover-0'"):
+        world.serve(world.config())
+    assert phases.count("recover-0") == 3 * 4, "tried three times"
+
+
+ONE_BY_ONE: dict[str, Any] = {"train": {"rounds": 4, "batch_size": 8, "lr": 0.1, "clients_per_round": 1}}
+
+
+@pytest.mark.parametrize("unlearning", [False, True])
+def test_a_cohort_without_examples_is_drawn_again_without_those_that_have_none(
+    unlearning: bool, make: MakeWorld
+) -> None:
+    world = make()
+    config = world.config(**ONE_BY_ONE, method={"name": "retrain"})
+    if unlearning:
+        world.serve(config)
+        world.outbox(1).file()
+    for client in (0, 2):
+        world.node_of(client).spoil = reworded(examples=0)
+    found = world.serve(config)
+    assert found.rounds == 4
+    assert [(e.status, e.method, e.fallback) for e in found.erasures] == [("done", "retrain", False)] * unlearning
+    repeated = [line for line in lines(world.folder) if "the round is repeated" in line]
+    assert 1 <= len(repeated) <= 2, "once for each"
+    assert all("no client that was asked has any data" in line for line in repeated)
+
+
+def said_of_itself(**changes: Any) -> Spoil:
+    """Other words in what a node says of itself."""
+
+    def spoil(reply: Message) -> list[Message]:
+        if reply.metadata.message_type.startswith("query"):
+            words = wire.words_from_records(reply.content) | changes
+            reply.content.config_records[wire.REPLY]["words"] = json.dumps(words)
+        return [reply]
+
+    return spoil
+
+
+def test_a_client_without_examples_counts_as_a_node_and_is_asked_for_nothing(make: MakeWorld) -> None:
+    world = make()
+    world.node_of(2).spoil = said_of_itself(examples=0)
+    assert world.serve(world.config(min_nodes=5)).rounds == 2
+    assert world.trained_by() == {0, 1, 3, 4}
+
+
+def test_a_federation_without_any_example_waits_speaks_and_gives_up(make: MakeWorld) -> None:
+    world = make()
+    for node in world.grid.nodes.values():
+        node.spoil = said_of_itself(examples=0)
+    with pytest.raises(NodesMissing, match="still missing: one that has examples"):
+        world.serve(world.config(wait=100.0))
+
+
+def test_a_leaving_client_that_claims_to_have_no_examples_is_forgotten_by_the_fallback(make: MakeWorld) -> None:
+    world = make()
+    world.serve(world.config())
+    world.outbox(1).file()
+    world.node_of(1).spoil = reworded(examples=0)
+    (found,) = world.serve(world.config()).erasures
+    assert (found.status, found.method, found.fallback) == ("done", "not", True)
+    assert "no client that was asked has any data" in found.reason
+
+
 def test_a_round_without_enough_nodes_waits_speaks_and_gives_up(make: MakeWorld) -> None:
     world = make()
     for client in (1, 2, 3, 4):
@@ -314,14 +393,7 @@ def test_a_node_that_says_nonsense_about_itself_is_left_out_and_stops_nobody(
     words: dict[str, Any], sentence: str, make: MakeWorld
 ) -> None:
     world = make()
-
-    def nonsense(reply: Message) -> list[Message]:
-        if reply.metadata.message_type.startswith("query"):
-            said = wire.words_from_records(reply.content) | words
-            reply.content.config_records[wire.REPLY]["words"] = json.dumps(said)
-        return [reply]
-
-    world.node_of(4).spoil = nonsense
+    world.node_of(4).spoil = said_of_itself(**words)
     assert world.serve(world.config()).rounds == 2
     assert "train.fedquit" not in world.node_of(4).asked
     said = [line for line in lines(world.folder) if sentence in line]

@@ -179,8 +179,19 @@ class _Client:
         present = torch.ones(len(self._data.y), dtype=torch.bool)
         for entry in outbox.entries():
             if entry.status == "served" and entry.kind == "samples":
-                present[list(entry.positions)] = False
+                present[self._places(outbox, entry)] = False
         return present
+
+    def _places(self, outbox: Outbox, entry: Entry) -> list[int]:
+        """Where the samples of a request lie; a place that is gone says that the data is not what it was."""
+        count = len(self._data.y)
+        if max(entry.positions, default=-1) >= count:
+            raise InputError(
+                f"{outbox.folder / entry.id}.json names sample {max(entry.positions)}, and this client has only "
+                f"{count} samples now: give it its data as it was, in the same order; what was forgotten is left out "
+                "by itself."
+            )
+        return list(entry.positions)
 
     def _examples(self, outbox: Outbox, question: wire.Question) -> Examples:
         data, ask = self._data, question.ask
@@ -200,7 +211,7 @@ class _Client:
     def _marked(self, outbox: Outbox, serving: wire.Serving) -> Tensor:
         marked = torch.full((len(self._data.y),), serving.kind == "client")
         if serving.kind == "samples":
-            marked[list(self._chosen(outbox, outbox.get(serving.request)).positions)] = True
+            marked[self._places(outbox, self._chosen(outbox, outbox.get(serving.request)))] = True
         return marked
 
     def _chosen(self, outbox: Outbox, entry: Entry) -> Entry:
@@ -214,7 +225,7 @@ class _Client:
         return entry
 
     def _pending(self, outbox: Outbox) -> tuple[wire.Pending, ...]:
-        """What the server should know; a request that cannot be served is refused here and now."""
+        """What the server should know, as much as a reply may carry; what cannot be served is refused here and now."""
         found = []
         for entry in outbox.pending():
             if entry.kind == "samples":
@@ -223,7 +234,8 @@ class _Client:
                     outbox.settle(entry.id, reason)
                     continue
             found.append(wire.Pending(entry.id, entry.kind))
-        return tuple(found)
+        found.sort(key=lambda p: p.kind)  # the whole client first: it makes the others needless
+        return tuple(found[: wire.MOST_PENDING])
 
 
 def _unusable(positions: tuple[int, ...], present: Tensor) -> str:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from logging import INFO
@@ -25,16 +27,16 @@ from flwr.serverapp import Grid
 
 from fedquit.core import ClientId, Params, Reply, Request, State, Trained
 from fedquit.engine import Address, Ask
-from fedquit.errors import FedquitError, InputError, RequestError, StoreError
+from fedquit.errors import FedquitError, InputError, NoExamplesError, RequestError, StoreError
 from fedquit.files import append_line, remove_half_written, write_json
 from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
-from fedquit.flower.engine import PATIENCE, Clock, GridEngine, Nodes, NodesMissing, Post, TooFewReplies
+from fedquit.flower.engine import PATIENCE, Clock, GridEngine, Nodes, NodesMissing, Post, TooFewReplies, Unreachable
 from fedquit.flower.ledger import Erasure, Ledger, Phase, request_of
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.roster import Roster
 from fedquit.flower.traces import DATABASE, FOLDER, wipe_traces
-from fedquit.flower.wire import PHASE_PLACES, Pending, Serving
+from fedquit.flower.wire import MOST_PENDING, PHASE_PLACES, Pending, Serving
 from fedquit.membership import Membership
 from fedquit.meter import Metered
 from fedquit.method import Method, is_of
@@ -46,7 +48,8 @@ from fedquit.training import Hooks
 Evaluate = Callable[[Params], float]
 STATUS = 120.0  # seconds in which a node must say who it is; a process starts for that
 TRIES = 3  # of a round that too few clients answered
-MOST_REQUESTS = 64  # of a client that has been forgotten
+MOST_REQUESTS = 64  # of a client that takes no part, of each kind
+MOST_BETWEEN_ROUNDS = MOST_PENDING  # requests of a client, of each kind, between two rounds of training
 NOBODY = Request(())  # the request that a real federation knows of in advance
 
 
@@ -141,6 +144,7 @@ class _Server:
         seconds = min(config.timeout, STATUS)
         self.nodes = Nodes(post, self.roster, self._hear, self.ledger.verdicts, seconds)
         self.failures = 0
+        self.taken: Counter[tuple[ClientId, str]] = Counter()  # requests since the last round of training began
 
     def say(self, sentence: str) -> None:
         """Tell the operator, and keep it."""
@@ -271,12 +275,12 @@ class _Server:
 
     def _receive(self, client: ClientId, kind: str, request: str, source: str) -> None:
         member = self.roster[client]
-        known = sum(e.client == client for e in self.ledger.entries.values())
-        if client in self.ledger.erased and known >= MOST_REQUESTS:
-            return  # who has been forgotten and asks without end would keep the server from ending
+        if self._asks_without_end(client, kind, source):
+            return
         entry = self.ledger.receive(client, kind, request, source, member.authenticated)  # type: ignore[arg-type]
         if entry is None:
             return
+        self.taken[client, kind] += 1
         what = "to be forgotten" if kind == "client" else "for some of its samples to be forgotten"
         self.say(f"{entry.id}: {member.title} asks {what} (filed by the {source})")
         if not member.authenticated and not self.config.allow_unauthenticated:
@@ -285,6 +289,12 @@ class _Server:
                 "the node has no registered key, so nobody knows who asks; register keys and use TLS, or set "
                 "fedquit.allow-unauthenticated = true",
             )
+
+    def _asks_without_end(self, client: ClientId, kind: str, source: str) -> bool:
+        """Whether taking one more would keep the server from ending; what is not taken waits in the client's outbox."""
+        if client in self.ledger.erased:
+            return sum((e.client, e.kind) == (client, kind) for e in self.ledger.entries.values()) >= MOST_REQUESTS
+        return source == "client" and self.taken[client, kind] >= MOST_BETWEEN_ROUNDS
 
     def _fail(self, entries: Sequence[Erasure], reason: str) -> None:
         self.ledger.change([e.id for e in entries], lambda e: e.now("failed", reason=reason))
@@ -300,15 +310,27 @@ class _Server:
             except RequestError as error:
                 self.say(f"the operator's request {filed.id} cannot be taken: {error}")
             inbox.remove(filed)
-        for entry in self.ledger.waiting:
+        for entry in sorted(self.ledger.waiting, key=lambda e: e.kind):  # whole clients first: they may bring one back
             if entry.client in self.ledger.erased:
-                if any(e.client == entry.client and e.status == "done" for e in self.ledger.entries.values()):
-                    reason = "the client had been forgotten already"
-                    self.ledger.change([entry.id], lambda e, why=reason: e.now("done", reason=why))  # type: ignore[misc]
-                else:  # it was only left out, because no method could serve it then: it is tried again
-                    self.ledger.erased -= {entry.client}
-                self.ledger.save()
+                self._take_of_excluded(entry)
         return bool(self.ledger.waiting)
+
+    def _take_of_excluded(self, entry: Erasure) -> None:
+        """A client that takes no part asks: it was forgotten, or only left out because no method could serve it."""
+        own = [e for e in self.ledger.entries.values() if e.client == entry.client and e.kind == "client"]
+        if any(e.status == "done" for e in own):
+            reason = "the client had been forgotten already"
+            self.ledger.change([entry.id], lambda e: e.now("done", reason=reason))
+            self.ledger.save()
+        elif entry.kind == "client":
+            self.ledger.erased -= {entry.client}  # it is tried again
+            self.ledger.save()
+        else:
+            self._fail(
+                [entry],
+                "the client takes no part since it could not be forgotten as a whole: ask for that again, which "
+                "includes its samples",
+            )
 
     @property
     def _members(self) -> Membership:
@@ -389,21 +411,41 @@ class _Server:
         engine.arrived = partial(_arrived, stage, book)
         return stage
 
-    def _gather(self, stage: _Stage) -> None:
+    def _gather(self, stage: _Stage, leaving: frozenset[ClientId] = frozenset()) -> None:
         """Wait until enough of those that may take part are here, and let only these be asked."""
-        needed = max(1, self.config.min_nodes - len(self.ledger.erased))
+        out = self.ledger.erased | leaving
+        needed = max(1, self.config.min_nodes - len(out))
 
         def here() -> list[ClientId]:
-            return sorted(c for c in self.nodes.here if c not in self.ledger.erased)
+            return sorted(c for c in self.nodes.here if c not in out)
 
         def missing() -> str:
-            absent = [m.title for c, m in sorted(self.roster.members.items()) if c in self._members.active]
-            known = [t for t in absent if t not in {self.roster[c].title for c in here()}]
+            if len(here()) >= needed:
+                return "one that has examples"
+            known = [m.title for c, m in sorted(self.roster.members.items()) if c not in {*out, *here()}]
             return ", ".join(known[:8]) or f"{needed - len(here())} nodes that have never been here"
 
+        def able() -> list[ClientId]:
+            return [c for c in here() if self.roster[c].examples]
+
         what = f"the round needs {needed} nodes that may take part"
-        self.nodes.wait(lambda: len(here()) >= needed, what, missing, self.config.wait)
-        stage.session.present = tuple(here())
+        self.nodes.wait(lambda: len(here()) >= needed and bool(able()), what, missing, self.config.wait)
+        stage.session.present = tuple(able())
+
+    @contextmanager
+    def _round(self, stage: _Stage) -> Iterator[None]:
+        """Where nobody who was asked has an example, too few have replied, and these are not asked again."""
+        stage.examples.clear()
+        try:
+            yield
+        except NoExamplesError as error:
+            empty = {c: n for c, n in stage.examples.items() if n == 0 and c not in stage.engine.required}
+            if not empty:  # those that leave gave none, and would not the next time
+                raise
+            self.roster.note(empty)
+            if stage.session.journal:
+                stage.session.journal.clear()  # or a server that is started again would find the same replies
+            raise TooFewReplies(str(error)) from error
 
     def _train(self) -> bool:
         """Ordinary training, until a request waits or all rounds are done."""
@@ -415,7 +457,9 @@ class _Server:
 
         def step(state: State) -> State:
             self._gather(stage)
-            after = hooks.round(stage.fed, state, self.training, stage.session.present)
+            self.taken.clear()
+            with self._round(stage):
+                after = hooks.round(stage.fed, state, self.training, stage.session.present)
             self.roster.note(stage.examples)
             return self._sound(after, state)
 
@@ -426,7 +470,6 @@ class _Server:
                 accuracy = self._accuracy(progress.state)
                 seen = f"{len(stage.examples)} replies" + ("" if accuracy is None else f", accuracy {accuracy:.1f}")
                 self.say(f"training round {done} of {self.training.rounds} ({seen})")
-                stage.examples.clear()
             due = self.config.sweep and done % self.config.sweep == 0 and done > phase.trained
             if due or done >= self.training.rounds:
                 self.nodes.sweep(self._members.active)
@@ -467,11 +510,12 @@ class _Server:
             stage.engine.required, stage.engine.deadline = leaving, phase.began + self.config.deadline
 
         def step(state: State) -> State:
-            self.nodes.refresh()
-            gone = leaving if phase.fallback and not request.samples else frozenset()
-            here = {*self.nodes.here, *leaving} - gone  # who leaves is waited for; others may have gone without a word
-            stage.session.present = tuple(c for c in self._members.active if c in here)
-            after = self._sound(method.unlearn(stage.fed, state, trained, request), state)
+            self._gather(stage, frozenset() if request.samples else leaving)
+            asked = {*stage.session.present, *stage.engine.required}  # who leaves is waited for by its own deadline
+            stage.session.present = tuple(sorted(asked))
+            with self._round(stage):
+                after = method.unlearn(stage.fed, state, trained, request)
+            after = self._sound(after, state)
             self.failures = 0
             return after
 
@@ -481,7 +525,7 @@ class _Server:
         except (TooFewReplies, NodesMissing, StoreError):
             raise
         except FedquitError as error:
-            self._fall_back(str(error))
+            self._fall_back(str(error), error.clients if isinstance(error, Unreachable) else request.clients)
             return True
         state, costs = progress.state, asdict(progress.costs)
         measured = self._measured("unlearned", state)
@@ -492,8 +536,11 @@ class _Server:
         self._enter(replace(phase, number=phase.number + 1, kind="recover"), state.fresh())
         return True
 
-    def _fall_back(self, reason: str) -> None:
-        phase = self.ledger.phase
+    def _fall_back(self, reason: str, clients: Collection[ClientId]) -> None:
+        """Serve these of the clients otherwise; the others, which did nothing wrong, wait for their own turn."""
+        others = [e.id for e in self.ledger.serving if e.client not in clients]
+        self.ledger.change(others, lambda e: e.now("received"))
+        phase = replace(self.ledger.phase, serving=tuple(i for i in self.ledger.phase.serving if i not in others))
         found = self._before.load()
         assert found is not None
         if phase.fallback:  # nothing is left to try: the clients take no part any more, and the books say why
@@ -518,12 +565,14 @@ class _Server:
 
         def step(state: State) -> State:
             self._gather(stage)
-            after = method.recover(stage.fed, state, trained, request)
+            with self._round(stage):
+                after = method.recover(stage.fed, state, trained, request)
             self.roster.note(stage.examples)
             return self._sound(after, state)
 
         for progress in advance(stage.session, phase.name, stage.state, step, stage.file, meter=stage.fed):
-            self.failures = 0
+            if progress.state.round > stage.state.round:
+                self.failures = 0
             accuracy = self._accuracy(progress.state)
             seen = "" if accuracy is None else f", accuracy {accuracy:.1f}"
             self.say(f"recovery round {progress.state.round} of at most {most}{seen}")
