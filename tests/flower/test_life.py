@@ -650,7 +650,7 @@ def asks_for_more(kind: str, count: int) -> Callable[[Message], list[Message]]:
 
     def more(reply: Message) -> list[Message]:
         if reply.has_content() and wire.REPLY in reply.content:
-            words = wire.words_from_records(reply.content)
+            words = json.loads(str(reply.content.config_records[wire.REPLY]["words"]))
             words["forget-pending"] = [{"request": secrets.token_hex(8), "kind": kind} for _ in range(count)]
             reply.content.config_records[wire.REPLY]["words"] = json.dumps(words)
         return [reply]
