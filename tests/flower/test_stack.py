@@ -175,7 +175,7 @@ def test_nothing_calls_home_and_relative_paths_still_hold(tmp_path: Path, monkey
 def test_without_the_extra_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DeploymentError, match=r"pip install 'fedquit\[flower\]'"):
+    with pytest.raises(DeploymentError, match=r"pip install -e '\.\[flower\]' in the clone"):
         program("flwr")
 
 
