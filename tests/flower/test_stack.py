@@ -10,10 +10,10 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,13 +187,23 @@ def test_free_ports_are_free_and_different() -> None:
             probe.bind((HERE, port))
 
 
+def free_neighbours() -> tuple[int, int]:
+    """Two ports, one after the other, that nobody listens on."""
+    for port in free_ports(50):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((HERE, port + 1))
+            return port, port + 1
+    raise AssertionError("no two neighbours are free")
+
+
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedquit.flower.processes.LOW", 23_456)
-    monkeypatch.setattr("fedquit.flower.processes.HIGH", 23_458)
+    first, second = free_neighbours()
+    monkeypatch.setattr("fedquit.flower.processes.LOW", first)
+    monkeypatch.setattr("fedquit.flower.processes.HIGH", second + 1)
     with socket.socket() as taken:
-        taken.bind((HERE, 23_456))
+        taken.bind((HERE, first))
         taken.listen()
-        assert free_ports(1) == [23_457]
+        assert free_ports(1) == [second]
         with pytest.raises(DeploymentError, match="no 2 free ports"):
             free_ports(2)
 
@@ -247,8 +257,9 @@ def test_one_that_fails_again_and_again_is_given_up_with_its_reason(guard: Guard
 
 
 def test_failures_long_ago_do_not_count(guard: Guard, tmp_path: Path) -> None:
-    kept = Keeper(guard, "it", ["sleep", "0.3"], tmp_path / "log", dict(os.environ), pauses=QUICK, steady=0.2).start()
-    assert eventually(lambda: kept.starts > QUICK.attempts + 2)
+    once = Pauses(first=0.05, attempts=1)
+    kept = Keeper(guard, "it", ["sleep", "0.8"], tmp_path / "log", dict(os.environ), pauses=once, steady=0.05).start()
+    assert eventually(lambda: kept.starts > once.attempts + 2)
     assert not kept.gave_up
     kept.stop()
 
@@ -391,16 +402,17 @@ def test_when_the_superlink_was_restarted_its_run_is_given_up_at_once(plan: Plan
 
 def test_a_superlink_that_goes_away_while_a_run_is_submitted_is_waited_for(plan: Plan, tmp_path: Path) -> None:
     control = Scripted(["finished:completed"])
-    submitted = control.submit
+    submitted, answers = control.submit, iter([False, False])
 
     def submit(*_: object) -> int:
         control.submit = submitted  # type: ignore[method-assign]
-        control.up = False
-        threading.Timer(0.2, lambda: setattr(control, "up", True)).start()
+        control.healthy = lambda timeout=3.0: next(answers, True)  # type: ignore[method-assign]
         raise DeploymentError("no connection")
 
     control.submit = submit  # type: ignore[assignment, method-assign]
-    assert see_through(plan, control, tmp_path / "memo") == 1
+    said: list[str] = []
+    assert see_through(replace(plan, patience=60.0), control, tmp_path / "memo", say=said.append) == 1
+    assert "waiting for the SuperLink on nowhere:1." in said
 
 
 def test_an_app_that_cannot_be_submitted_is_told_at_once(plan: Plan, tmp_path: Path) -> None:
