@@ -32,7 +32,7 @@ ROUNDS, RECOVERY = 4, 1
 SETTINGS: dict[str, Value] = {
     "fedquit.train.rounds": ROUNDS,
     "fedquit.train.epochs": 4.0,  # few rounds, since each takes seconds; so much work in each
-    "fedquit.method.lr": 4e-3,
+    "fedquit.method.fedquit.lr": 4e-3,
     "fedquit.recover-rounds": RECOVERY,
     "fedquit.min-nodes": NODES,
     "partitions": NODES,
