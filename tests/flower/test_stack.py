@@ -46,7 +46,7 @@ pytestmark = pytest.mark.flower
 QUICK = Pauses(first=0.05, factor=1.0, attempts=3)
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -308,7 +308,7 @@ def test_nothing_outlives_its_parent(how: signal.Signals, code: int, tmp_path: P
         mark = parent.stdout.readline().strip()
         assert eventually(lambda: len(reaper.marked(mark)) == 3), "a shell and two that sleep"
         parent.send_signal(how)
-        assert parent.wait(30) == code
+        assert parent.wait(60) == code
     assert eventually(lambda: reaper.marked(mark) == [])
 
 
