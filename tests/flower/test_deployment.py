@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,12 +68,25 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
         said = []
         for line in demo.stderr:
             said.append(line)
-            if "all are there" in line:
+            if "training round 1 " in line:
                 break
         assert len(running_in(tmp_path)) > 4, said
         os.killpg(demo.pid, signal.SIGINT)  # what a terminal does
         demo.stderr.read()
         assert demo.wait(LONG) == 130
+    assert running_in(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_its_table_and_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedquit", "flower", "demo", "--out", str(tmp_path / "demo")]
+    demo = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert demo.returncode == 0, demo.stderr[-3000:]
+    assert "node-0 asked to be forgotten; fedquit served it" in demo.stdout
+    rows = re.findall(r"^ +(before|unlearned|recovered) +(\d+\.\d) +(\d+\.\d)$", demo.stdout, re.MULTILINE)
+    forget = {when: float(accuracy) for when, _, accuracy in rows}
+    assert list(forget) == ["before", "unlearned", "recovered"], demo.stderr[-3000:]
+    assert forget["unlearned"] < forget["before"], "the node's data was unlearned"
     assert running_in(tmp_path) == []
 
 

@@ -25,8 +25,10 @@ from typer.testing import CliRunner
 from fedquit.cli import app
 from fedquit.cli.flower import as_settings
 from fedquit.errors import InputError, StoreError
+from fedquit.files import write_json
 from fedquit.flower import demo, reaper, stack
 from fedquit.flower.keys import NodeKey, Tls, make_node_key, make_tls
+from fedquit.flower.outbox import Outbox
 from fedquit.flower.processes import (
     HERE,
     DeploymentError,
@@ -493,6 +495,52 @@ def test_every_command_names_the_extra(command: list[str], monkeypatch: pytest.M
     monkeypatch.setattr("fedquit.flower.processes.find_spec", lambda _: None)
     told = CliRunner().invoke(app, ["flower", *command])
     assert str(told.exception) == "this needs Flower: pip install -e '.[flower]' in the clone."
+
+
+class NoStack:
+    """Stands where the demo's processes would."""
+
+    control, superlink = Scripted([]), None
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.control.run = lambda run: {"network-traffic": {"total-bytes": run}}  # type: ignore[method-assign]
+
+    def __enter__(self) -> NoStack:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The requests that lie in the outbox when each run of the demo begins: only these reach the server."""
+    filed: list[int] = []
+
+    def see_through(plan: Plan, _: Control, memo: Path, **__: object) -> int:
+        waiting = [entry.id for entry in Outbox(memo.parent / "node-0").entries()]
+        result = Path(str(plan.config["fedquit.state"])) / "result.json"
+        result.parent.mkdir(exist_ok=True)
+        write_json(result, {"erasures": [{"request": request} for request in waiting]})
+        filed.append(len(waiting))
+        return len(filed)
+
+    monkeypatch.setattr(demo, "Stack", NoStack)
+    monkeypatch.setattr(demo, "see_through", see_through)
+    monkeypatch.setattr(demo, "_params", lambda _: {})
+    monkeypatch.setattr(demo, "_measured", lambda *_: {})
+    return filed
+
+
+def test_a_demo_whose_request_comes_after_the_last_round_goes_on_with_another_run(
+    runs: list[int], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    results = demo.run(tmp_path / "demo", say=said.append)
+    assert runs == [0, 1], "the second run finds the request"
+    assert results["bytes"] == 2
+    assert results["erasure"]["request"]
+    assert sum("asks to be forgotten" in line for line in said) == 1
 
 
 def test_the_demo_takes_a_new_folder(tmp_path: Path) -> None:
