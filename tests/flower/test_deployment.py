@@ -18,7 +18,7 @@ from fedquit.flower.keys import make_node_key, make_tls
 from fedquit.flower.outbox import Outbox
 from fedquit.flower.processes import Pauses
 from fedquit.flower.stack import Stack, Value
-from flower.real_world import LONG, Federation, running_in
+from flower.real_world import LONG, Federation, places_in, running_in
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
 LEAVING = 0
@@ -59,6 +59,21 @@ def test_a_node_without_a_registered_key_or_with_a_wrong_authority_is_refused(tm
         assert "not from the authority that it trusts" in misled.gave_up
         assert stack.control.online() == 0
     assert stack.left == []
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ('connect(9, {sa_family=AF_INET, sin_port=htons(443), sin_addr=inet_addr("192.0.2.1")}, 16) = 0', "192.0.2.1"),
+        (
+            "connect(9, {sa_family=AF_INET6, sin6_port=htons(443), sin6_flowinfo=htonl(0), "
+            'inet_pton(AF_INET6, "2001:db8::1", &sin6_addr), sin6_scope_id=0}, 28) = -1 ENETUNREACH',
+            "2001:db8::1",
+        ),
+    ],
+)
+def test_a_trace_shows_where_a_connection_goes(line: str, place: str) -> None:
+    assert places_in(f'{line}\nconnect(9, {{sa_family=AF_UNIX, sun_path="/run/socket"}}, 110) = 0\n') == {place}
 
 
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
