@@ -91,6 +91,7 @@ def test_the_request_is_served_once_whatever_is_killed(name: str, tmp_path: Path
         (entry,) = fed.books["entries"]
         client = fed.number(LEAVING)
         steps = [status for status, _ in entry["history"]]
+        assert_it_was_missed(fed, fault)
         assert (entry["client"], entry["request"], entry["authenticated"]) == (client, asked.id, True)
         assert (entry["method"], entry["fallback"]) == (fault.method, fault.fallback), fed.report()
         assert [s for s in steps if s != "started"] == ["received", "unlearned", "recovered", "done"]
@@ -101,6 +102,21 @@ def test_the_request_is_served_once_whatever_is_killed(name: str, tmp_path: Path
         if fault.killed is not the_leaving_node_for_good:
             assert Outbox(fed.homes[LEAVING]).get(asked.id).status == "served"
     assert fed.stack.left == [], "no process is left"
+
+
+MISSED: dict[Callable[[Federation], None], str] = {
+    the_leaving_node: r"asking client \d+ \(node-0\) again",
+    the_leaving_node_for_good: r"asking client \d+ \(node-0\) again",
+    another_node: r"no reply of client \d+ \(node-1\) in round 1 of phase 'recover|waiting up to .*\(node-1\)",
+}
+
+
+def assert_it_was_missed(fed: Federation, fault: Fault) -> None:
+    """A row whose fault came too late to matter would prove nothing."""
+    if fault.killed is the_superlink:
+        assert sum(bool(re.fullmatch(r"run \d+ started\.", line)) for line in fed.said) > 1, fed.report()
+    else:
+        assert any(re.search(MISSED[fault.killed], note) for note in fed.notes), fed.report()
 
 
 def assert_training_is_whole(fed: Federation) -> None:
