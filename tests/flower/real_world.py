@@ -11,6 +11,7 @@ with Federation(folder, nodes=3) as fed:
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +38,11 @@ def running_in(folder: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def places_in(trace: str) -> set[str]:
+    """The addresses that a trace of strace names, of either kind: it writes the two differently."""
+    return set(re.findall(r'inet_(?:addr\(|pton\(AF_INET6, )"([^"]+)"', trace))
 
 
 class Federation:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example's client, except that the node of partition 1 gives a bad answer in every round, until it mends its ways.
+"""The example's client, except that all nodes but the first give bad answers, until they mend their ways.
 
 Lies beside `client_app.py` in a copy of the example app, and is named in its place.
 """
@@ -21,10 +21,10 @@ from fedquit.core import Params
 from fedquit.flower import wire
 from fedquit.flower.client import erasable
 
-CULPRIT = 1
+Fault = Callable[[Message, Context], None]
 
 
-def with_first(how: Callable[[Tensor], Tensor]) -> Callable[[Message, Context], None]:
+def with_first(how: Callable[[Tensor], Tensor]) -> Fault:
     """A fault in the first parameter."""
 
     def spoil(reply: Message, _: Context) -> None:
@@ -56,14 +56,15 @@ def to_the_last_question(reply: Message, context: Context) -> None:
     reply.metadata.__dict__["_reply_to_message_id"] = (_home(context) / "last").read_text()
 
 
-FAULTS: tuple[Callable[[Message, Context], None], ...] = (
-    with_first(lambda t: t * float("nan")),
-    with_first(lambda t: t.reshape(-1)),
-    with_first(lambda t: t.double()),
-    huge,
-    to_the_last_question,
-    from_another_node,
-    late,
+# Round after round, by partition. Those that the server waits for in vain are in one round, to be waited for once.
+FAULTS: tuple[dict[int, Fault], ...] = (
+    {
+        1: with_first(lambda t: t * float("nan")),
+        2: with_first(lambda t: t.reshape(-1)),
+        3: with_first(lambda t: t.double()),
+    },
+    {1: huge},
+    {1: to_the_last_question, 2: from_another_node, 3: late},
 )
 
 
@@ -72,14 +73,15 @@ def _home(context: Context) -> Path:
 
 
 def spoiled(message: Message, context: Context, answer: Callable[[Message, Context], Message]) -> Message:
-    """What the culprit does to its answers, one after another; how far it got lies in its home."""
+    """What a node does to its answers, one after another; how far it got lies in its home."""
     reply = answer(message, context)
-    if context.node_config["partition-id"] == CULPRIT and message.metadata.message_type.startswith("train"):
+    if message.metadata.message_type.startswith("train"):
         count = _home(context) / "spoiled"
         done = int(count.read_text()) if count.exists() else 0
         count.write_text(str(done + 1))
-        if done < len(FAULTS):
-            FAULTS[done](reply, context)
+        fault = FAULTS[done].get(int(context.node_config["partition-id"])) if done < len(FAULTS) else None
+        if fault:
+            fault(reply, context)
         (_home(context) / "last").write_text(message.metadata.message_id)
     return reply
 

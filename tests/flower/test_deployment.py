@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from fedquit.flower.keys import make_node_key, make_tls
 from fedquit.flower.outbox import Outbox
 from fedquit.flower.processes import Pauses
 from fedquit.flower.stack import Stack, Value
-from flower.real_world import LONG, Federation, running_in
+from flower.real_world import LONG, Federation, places_in, running_in
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
 LEAVING = 0
@@ -60,6 +61,21 @@ def test_a_node_without_a_registered_key_or_with_a_wrong_authority_is_refused(tm
     assert stack.left == []
 
 
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ('connect(9, {sa_family=AF_INET, sin_port=htons(443), sin_addr=inet_addr("192.0.2.1")}, 16) = 0', "192.0.2.1"),
+        (
+            "connect(9, {sa_family=AF_INET6, sin6_port=htons(443), sin6_flowinfo=htonl(0), "
+            'inet_pton(AF_INET6, "2001:db8::1", &sin6_addr), sin6_scope_id=0}, 28) = -1 ENETUNREACH',
+            "2001:db8::1",
+        ),
+    ],
+)
+def test_a_trace_shows_where_a_connection_goes(line: str, place: str) -> None:
+    assert places_in(f'{line}\nconnect(9, {{sa_family=AF_UNIX, sun_path="/run/socket"}}, 110) = 0\n') == {place}
+
+
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedquit", "flower", "demo", "--out", str(tmp_path / "demo")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as demo:
@@ -67,12 +83,25 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
         said = []
         for line in demo.stderr:
             said.append(line)
-            if "all are there" in line:
+            if "training round 1 " in line:
                 break
         assert len(running_in(tmp_path)) > 4, said
         os.killpg(demo.pid, signal.SIGINT)  # what a terminal does
         demo.stderr.read()
         assert demo.wait(LONG) == 130
+    assert running_in(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_its_table_and_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedquit", "flower", "demo", "--out", str(tmp_path / "demo")]
+    demo = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert demo.returncode == 0, demo.stderr[-3000:]
+    assert "node-0 asked to be forgotten; fedquit served it" in demo.stdout
+    rows = re.findall(r"^ +(before|unlearned|recovered) +(\d+\.\d) +(\d+\.\d)$", demo.stdout, re.MULTILINE)
+    forget = {when: float(accuracy) for when, _, accuracy in rows}
+    assert list(forget) == ["before", "unlearned", "recovered"], demo.stderr[-3000:]
+    assert forget["unlearned"] < forget["before"], "the node's data was unlearned"
     assert running_in(tmp_path) == []
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedquit.flower.demo import app_folder
 from fedquit.flower.keys import make_node_key, make_tls
 from fedquit.flower.outbox import Outbox
 from fedquit.flower.processes import DeploymentError, free_ports
-from flower.real_world import LONG, Federation, running_in
+from flower.real_world import LONG, Federation, places_in, running_in
 from flower.scales import Scales
 
 pytestmark = [pytest.mark.flower, pytest.mark.faults, pytest.mark.timeout(900)]
@@ -90,6 +91,7 @@ def test_the_request_is_served_once_whatever_is_killed(name: str, tmp_path: Path
         (entry,) = fed.books["entries"]
         client = fed.number(LEAVING)
         steps = [status for status, _ in entry["history"]]
+        missed = it_was_missed(fed, fault)
         assert (entry["client"], entry["request"], entry["authenticated"]) == (client, asked.id, True)
         assert (entry["method"], entry["fallback"]) == (fault.method, fault.fallback), fed.report()
         assert [s for s in steps if s != "started"] == ["received", "unlearned", "recovered", "done"]
@@ -100,6 +102,22 @@ def test_the_request_is_served_once_whatever_is_killed(name: str, tmp_path: Path
         if fault.killed is not the_leaving_node_for_good:
             assert Outbox(fed.homes[LEAVING]).get(asked.id).status == "served"
     assert fed.stack.left == [], "no process is left"
+    if not missed:
+        pytest.skip("all went well, but on this busy machine the kill came too late to be felt")
+
+
+MISSED: dict[Callable[[Federation], None], str] = {
+    the_leaving_node: r"asking client \d+ \(node-0\) again",
+    the_leaving_node_for_good: r"asking client \d+ \(node-0\) again",
+    another_node: r"no reply of client \d+ \(node-1\) in round 1 of phase 'recover|waiting up to .*\(node-1\)",
+}
+
+
+def it_was_missed(fed: Federation, fault: Fault) -> bool:
+    """A row whose fault came too late to matter proves nothing."""
+    if fault.killed is the_superlink:
+        return sum(bool(re.fullmatch(r"run \d+ started\.", line)) for line in fed.said) > 1
+    return any(re.search(MISSED[fault.killed], note) for note in fed.notes)
 
 
 def assert_training_is_whole(fed: Federation) -> None:
@@ -132,9 +150,19 @@ def test_too_few_nodes_are_waited_for_with_a_reason_and_a_limit(tmp_path: Path) 
         assert not [e for e in fed.events if e["event"] == "reply"], "nobody was asked to work"
 
 
-# What the server says of each answer of the culprit in `spoiling_client_app.py`. A second answer and one in another's
-# name are dropped by the SuperLink itself, and nobody waits for a late one.
-SAID = ["holds NaN", "has shape", "is torch.float64", "is too large", *["no answer within 40 s"] * 3]
+# What the server says of the bad answers in `spoiling_client_app.py`, by round and node. A second answer and one in
+# another's name are dropped by the SuperLink itself, and nobody waits for a late one.
+SILENT = "no answer within 120 s"
+SAID = {
+    (1, 1): "holds NaN",
+    (1, 2): "has shape",
+    (1, 3): "is torch.float64",
+    (2, 1): "is too large",
+    (3, 1): SILENT,
+    (3, 2): SILENT,
+    (3, 3): SILENT,
+}
+REFUSED = re.compile(r"no reply of client \d+ \(node-(\d)\) in round (\d) of phase 'train': (.*)")
 
 
 def test_answers_that_cannot_be_used_are_refused_and_the_rounds_go_on(tmp_path: Path) -> None:
@@ -144,44 +172,46 @@ def test_answers_that_cannot_be_used_are_refused_and_the_rounds_go_on(tmp_path: 
     (app / "pyproject.toml").write_text(
         project.replace("forgetting.client_app:app", "forgetting.spoiling_client_app:app")
     )
-    rounds = len(SAID) + 1
-    with Federation(tmp_path, 3, {"timeout": 40.0, "min-replies": 2, "train.rounds": rounds}, app=app) as fed:
+    nodes, rounds = 4, 4
+    with Federation(tmp_path, nodes, {"timeout": 120.0, "min-replies": 1, "train.rounds": rounds}, app=app) as fed:
         fed.begin()
         fed.finish()
-        culprit, title = fed.number(1), "(node-1)"
-        refused = [note for note in fed.notes if note.startswith("no reply of client") and title in note]
-        assert len(refused) == len(SAID), fed.report()
-        for number, (note, reason) in enumerate(zip(refused, SAID, strict=True), start=1):
-            assert f"in round {number} of phase 'train'" in note
-            assert reason in note
+        refused = [found.groups() for found in map(REFUSED.match, fed.notes) if found]
+        assert sorted((int(number), int(node)) for node, number, _ in refused) == sorted(SAID), fed.report()
+        for node, number, why in refused:
+            assert SAID[int(number), int(node)] in why
         assert_training_is_whole(fed)
-        heard = [e["client"] for e in fed.events if e["event"] == "reply"]
-        others = {fed.number(0), fed.number(2)}
-        assert {c: heard.count(c) for c in {*others, culprit}} == {**dict.fromkeys(others, rounds), culprit: 1}
+        heard = Counter(e["client"] for e in fed.events if e["event"] == "reply")
+        bad = Counter(node for _, node in SAID)
+        assert heard == {fed.number(node): rounds - bad[node] for node in range(nodes)}
     assert fed.stack.left == []
 
 
 def test_what_passes_over_the_network_is_what_was_counted_and_the_stated_overhead(tmp_path: Path) -> None:
-    """TLS, polling, heartbeats and all, with a model of 9 MB, from the request to its end."""
+    """TLS, polling, heartbeats and all, with a model of 9 MB, from the first connection to the end of the run.
+
+    The whole of it, since a moment in between, such as the start of the request, is over before a test can look.
+    """
     stated = re.search(r"within (\d+) % of what is counted", (Path(__file__).parents[2] / "docs/flower.md").read_text())
     assert stated
     app = Path(shutil.copytree(app_folder(), tmp_path / "app"))
     task, last = app / "forgetting" / "task.py", "nn.Linear(32 * 2 * 2, 10)"
     assert last in task.read_text()
     task.write_text(task.read_text().replace(last, "nn.Linear(128, 16000), nn.ReLU(), nn.Linear(16000, 10)"))
-    with contextlib.closing(Scales()) as scales, Federation(tmp_path, 2, app=app, way=scales.way_to) as fed:
+    once = {"train.rounds": 1}
+    with contextlib.closing(Scales()) as scales, Federation(tmp_path, 2, once, app=app, way=scales.way_to) as fed:
         fed.begin()
-        fed.until("training round 1")
+        fed.until("is here")
         fed.ask(LEAVING)
-        fed.until("r0001 started")
-        up, down = scales.up, scales.down
-        fed.until("r0001 done")
-        up, down = scales.up - up, scales.down - down
         fed.finish()
+        up, down = scales.up, scales.down
         (entry,) = fed.books["entries"]
+        replies = [e["phase"] for e in fed.events if e["event"] == "reply"]
+    assert sorted(replies) == ["recover-0", "train", "train", "unlearn-0"]
     for passed, name in ((up, "up_bytes"), (down, "down_bytes")):
-        counted = sum(entry["costs"][phase][name] for phase in ("unlearning", "recovery"))
-        assert counted > 16e6, "one client unlearned, and one recovered"
+        unlearning, recovery = (entry["costs"][phase][name] for phase in ("unlearning", "recovery"))
+        assert unlearning + recovery > 16e6, "one client unlearned, and one recovered"
+        counted = unlearning + recovery + 2 * recovery  # two trained, each as the one that recovered
         assert counted <= passed < counted * (1 + int(stated.group(1)) / 100)
 
 
@@ -196,7 +226,6 @@ with Federation(Path(sys.argv[1]), 2) as fed:
     fed.finish()
     assert [e["status"] for e in fed.books["entries"]] == ["done"], fed.report()
 """
-PLACE = re.compile(r'sin6?_addr=inet_(?:addr|pton)\((?:AF_INET6, )?"([^"]+)"')
 
 
 def test_nothing_leaves_the_machine(tmp_path: Path) -> None:
@@ -224,8 +253,8 @@ def test_nothing_leaves_the_machine(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    reached = set(PLACE.findall((tmp_path / "trace").read_text()))
-    assert reached <= {"127.0.0.1", "::1"}
+    reached = places_in((tmp_path / "trace").read_text())
+    assert reached <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert "127.0.0.1" in reached, "the trace sees connections"
 
 

@@ -10,10 +10,10 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ from typer.testing import CliRunner
 from fedquit.cli import app
 from fedquit.cli.flower import as_settings
 from fedquit.errors import InputError, StoreError
+from fedquit.files import write_json
 from fedquit.flower import demo, reaper, stack
 from fedquit.flower.keys import NodeKey, Tls, make_node_key, make_tls
+from fedquit.flower.outbox import Outbox
 from fedquit.flower.processes import (
     HERE,
     DeploymentError,
@@ -46,7 +48,7 @@ pytestmark = pytest.mark.flower
 QUICK = Pauses(first=0.05, factor=1.0, attempts=3)
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -175,7 +177,7 @@ def test_nothing_calls_home_and_relative_paths_still_hold(tmp_path: Path, monkey
 def test_without_the_extra_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DeploymentError, match=r"pip install -e '\.\[flower\]'"):
+    with pytest.raises(DeploymentError, match=r"pip install -e '\.\[flower\]' in the clone"):
         program("flwr")
 
 
@@ -187,13 +189,23 @@ def test_free_ports_are_free_and_different() -> None:
             probe.bind((HERE, port))
 
 
+def free_neighbours() -> tuple[int, int]:
+    """Two ports, one after the other, that nobody listens on."""
+    for port in free_ports(50):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((HERE, port + 1))
+            return port, port + 1
+    raise AssertionError("no two neighbours are free")
+
+
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedquit.flower.processes.LOW", 23_456)
-    monkeypatch.setattr("fedquit.flower.processes.HIGH", 23_458)
+    first, second = free_neighbours()
+    monkeypatch.setattr("fedquit.flower.processes.LOW", first)
+    monkeypatch.setattr("fedquit.flower.processes.HIGH", second + 1)
     with socket.socket() as taken:
-        taken.bind((HERE, 23_456))
+        taken.bind((HERE, first))
         taken.listen()
-        assert free_ports(1) == [23_457]
+        assert free_ports(1) == [second]
         with pytest.raises(DeploymentError, match="no 2 free ports"):
             free_ports(2)
 
@@ -290,8 +302,9 @@ def test_no_two_nodes_of_a_stack_are_given_one_port(tmp_path: Path, monkeypatch:
 
 
 def test_failures_long_ago_do_not_count(guard: Guard, tmp_path: Path) -> None:
-    kept = Keeper(guard, "it", ["sleep", "0.3"], tmp_path / "log", dict(os.environ), pauses=QUICK, steady=0.2).start()
-    assert eventually(lambda: kept.starts > QUICK.attempts + 2)
+    once = Pauses(first=0.05, attempts=1)
+    kept = Keeper(guard, "it", ["sleep", "0.8"], tmp_path / "log", dict(os.environ), pauses=once, steady=0.05).start()
+    assert eventually(lambda: kept.starts > once.attempts + 2)
     assert not kept.gave_up
     kept.stop()
 
@@ -340,7 +353,7 @@ def test_nothing_outlives_its_parent(how: signal.Signals, code: int, tmp_path: P
         mark = parent.stdout.readline().strip()
         assert eventually(lambda: len(reaper.marked(mark)) == 3), "a shell and two that sleep"
         parent.send_signal(how)
-        assert parent.wait(30) == code
+        assert parent.wait(60) == code
     assert eventually(lambda: reaper.marked(mark) == [])
 
 
@@ -434,16 +447,17 @@ def test_when_the_superlink_was_restarted_its_run_is_given_up_at_once(plan: Plan
 
 def test_a_superlink_that_goes_away_while_a_run_is_submitted_is_waited_for(plan: Plan, tmp_path: Path) -> None:
     control = Scripted(["finished:completed"])
-    submitted = control.submit
+    submitted, answers = control.submit, iter([False, False])
 
     def submit(*_: object) -> int:
         control.submit = submitted  # type: ignore[method-assign]
-        control.up = False
-        threading.Timer(0.2, lambda: setattr(control, "up", True)).start()
+        control.healthy = lambda timeout=3.0: next(answers, True)  # type: ignore[method-assign]
         raise DeploymentError("no connection")
 
     control.submit = submit  # type: ignore[assignment, method-assign]
-    assert see_through(plan, control, tmp_path / "memo") == 1
+    said: list[str] = []
+    assert see_through(replace(plan, patience=60.0), control, tmp_path / "memo", say=said.append) == 1
+    assert "waiting for the SuperLink on nowhere:1." in said
 
 
 def test_a_superlink_that_is_back_before_the_failure_is_told_is_not_taken_for_the_apps_fault(
@@ -581,6 +595,52 @@ def test_every_command_names_the_extra(command: list[str], monkeypatch: pytest.M
     monkeypatch.setattr("fedquit.flower.processes.find_spec", lambda _: None)
     told = CliRunner().invoke(app, ["flower", *command])
     assert str(told.exception) == "this needs Flower: pip install -e '.[flower]' in the clone."
+
+
+class NoStack:
+    """Stands where the demo's processes would."""
+
+    control, superlink = Scripted([]), None
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.control.run = lambda run: {"network-traffic": {"total-bytes": run}}  # type: ignore[method-assign]
+
+    def __enter__(self) -> NoStack:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The requests that lie in the outbox when each run of the demo begins: only these reach the server."""
+    filed: list[int] = []
+
+    def see_through(plan: Plan, _: Control, memo: Path, **__: object) -> int:
+        waiting = [entry.id for entry in Outbox(memo.parent / "node-0").entries()]
+        result = Path(str(plan.config["fedquit.state"])) / "result.json"
+        result.parent.mkdir(exist_ok=True)
+        write_json(result, {"erasures": [{"request": request} for request in waiting]})
+        filed.append(len(waiting))
+        return len(filed)
+
+    monkeypatch.setattr(demo, "Stack", NoStack)
+    monkeypatch.setattr(demo, "see_through", see_through)
+    monkeypatch.setattr(demo, "_params", lambda _: {})
+    monkeypatch.setattr(demo, "_measured", lambda *_: {})
+    return filed
+
+
+def test_a_demo_whose_request_comes_after_the_last_round_goes_on_with_another_run(
+    runs: list[int], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    results = demo.run(tmp_path / "demo", say=said.append)
+    assert runs == [0, 1], "the second run finds the request"
+    assert results["bytes"] == 2
+    assert results["erasure"]["request"]
+    assert sum("asks to be forgotten" in line for line in said) == 1
 
 
 def test_the_demo_takes_a_new_folder(tmp_path: Path) -> None:

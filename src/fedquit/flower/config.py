@@ -11,6 +11,8 @@ from typing import Any
 from fedquit.core import Training
 from fedquit.errors import InputError
 from fedquit.method import Method
+from fedquit.methods import METHODS
+from fedquit.names import lookup
 from fedquit.recipe import Recipe, TrainRecipe, build, load
 
 FALLBACKS = ("not", "retrain")
@@ -95,4 +97,15 @@ class ServerConfig:
             for folder in folders[:-1]:
                 at = at.setdefault(folder.replace("-", "_"), {})
             at[folders[-1].replace("-", "_")] = value
+        if isinstance(values.get("method"), dict):
+            values["method"] = _chosen(values["method"])
         return build(cls, values, "fedquit")
+
+
+def _chosen(method: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's settings without the tables of others: a run may choose any method that the app has a table for."""
+    tables = {name: table for name, table in method.items() if isinstance(table, dict)}
+    for name in tables:
+        lookup(METHODS, name, "method")
+    own = tables.get(str(method.get("name", "fedquit")), {})
+    return {**{key: value for key, value in method.items() if key not in tables}, **own}

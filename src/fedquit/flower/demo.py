@@ -14,12 +14,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedquit.errors import InputError, StoreError
-from fedquit.flower.processes import Say
+from fedquit.flower.processes import DeploymentError, Say
 from fedquit.flower.stack import Stack, Value
 from fedquit.flower.supervise import STATE, Plan, see_through
 
@@ -32,7 +33,7 @@ ROUNDS, RECOVERY = 4, 1
 SETTINGS: dict[str, Value] = {
     "fedquit.train.rounds": ROUNDS,
     "fedquit.train.epochs": 4.0,  # few rounds, since each takes seconds; so much work in each
-    "fedquit.method.lr": 4e-3,
+    "fedquit.method.fedquit.lr": 4e-3,
     "fedquit.recover-rounds": RECOVERY,
     "fedquit.min-nodes": NODES,
     "partitions": NODES,
@@ -70,9 +71,17 @@ def _carry_out(folder: Path, app: Path, say: Say) -> dict[str, Any]:
         say(f"all are there, on {stack.control.address}. Each message starts a process: a round takes ten seconds.")
         watcher = _Watcher(folder / "state", homes[LEAVING], say)
         plan = Plan(app, {**SETTINGS, STATE: str(folder / "state")})
-        run_id = see_through(plan, stack.control, folder / "run.json", superlink=stack.superlink, hear=watcher)
+        follow = partial(see_through, plan, stack.control, folder / "run.json", superlink=stack.superlink, hear=watcher)
+        run_id = follow()
+        if not _erasures(folder / "state"):  # the log came late, and the request after the last round
+            watcher.ask()
+            say("the run had ended before the request came: another goes on from its state and serves it.")
+            run_id = follow()
         traffic = stack.control.run(run_id)["network-traffic"]
         say("all processes stop.")
+    erasures = _erasures(folder / "state")
+    if not erasures:
+        raise DeploymentError("the node's request never reached the server: give --out and look at the logs there.")
     watcher.models[RECOVERED] = _params(folder / "state" / "model.safetensors")
     measured = _measured(app, watcher.models)
     return {
@@ -81,7 +90,7 @@ def _carry_out(folder: Path, app: Path, say: Say) -> dict[str, Any]:
         "accuracy": measured,
         "bytes": traffic["total-bytes"],
         "seconds": time.monotonic() - began,
-        "erasure": _erasure(folder / "state"),
+        "erasure": erasures[0],
     }
 
 
@@ -99,8 +108,8 @@ class _Watcher:
             return
         note = found[1]
         self._say(note)
-        if note.startswith(f"training round {ROUNDS - 1} ") and not self._asked:
-            self._ask()
+        if note.startswith(f"training round {ROUNDS - 1} "):
+            self.ask()
         if "started, with" in note:
             self._keep(BEFORE, "before.safetensors")
         if note.startswith("recovery round 0 "):
@@ -116,9 +125,12 @@ class _Watcher:
                 if found is not None and found[0].round == 0:
                     self.models[when] = found[0].params
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        """The owner of the data asks, once."""
         from fedquit.flower.outbox import Outbox
 
+        if self._asked:
+            return
         self._asked = True
         entry = Outbox(self._home).file()
         self._say(f"the owner of node-{LEAVING}'s data asks to be forgotten: request {entry.id} lies in its outbox.")
@@ -130,11 +142,10 @@ def _params(path: Path) -> Params:
     return load_params(path)[0]
 
 
-def _erasure(state: Path) -> dict[str, Any]:
+def _erasures(state: Path) -> list[dict[str, Any]]:
     from fedquit.files import read_json
 
-    (entry,) = read_json(state / "result.json")["erasures"]
-    return dict(entry)
+    return list(read_json(state / "result.json")["erasures"])
 
 
 def _measured(app: Path, models: Mapping[str, Params]) -> dict[str, dict[str, float]]:
