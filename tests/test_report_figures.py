@@ -492,6 +492,7 @@ def test_an_extreme_v_stands_at_the_edge_and_other_teachers_are_levels(tmp_path:
     near = [_AtV(v, 0.0, 1.0, "") for v in (-100.0, -5.0, 5.0)]
     assert _around(near, [-8.0, 0.0, 8.0]) == (-8.0, 8.0), "the logits keep their width"
     assert _around(near, []) == (-100.0, 5.0)
+    assert _around(near[:1], [-8.0, 0.0, 8.0]) == (-8.0, 8.0), "none of them is near"
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -403,7 +403,7 @@ def _around(points: Sequence[_AtV], edges: Sequence[float]) -> tuple[float, floa
         return points[0].v, points[-1].v
     span = edges[-1] - edges[0]
     near = [p.v for p in points if edges[0] - span <= p.v <= edges[-1] + span]
-    return min(edges[0], *near), max(edges[-1], *near)
+    return min([edges[0], *near]), max([edges[-1], *near])
 
 
 def _line_through(points: Sequence[_AtV]) -> dict[float, float]:
