@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedquit.attacks import ATTACKS
 from fedquit.core import ClientId
 from fedquit.metrics.gaps import Gap, avg_gap, gap, inside_floor, paired
 from fedquit.metrics.tug_of_war import tug_of_war
+from fedquit.names import each_named
 from fedquit.recipe import Recipe
 from fedquit.references import Evidence, is_farther
 from fedquit.rows import Row
 
-THRESHOLDS = ("mia_song_correctness", "mia_song_confidence", "mia_song_entropy", "mia_song_modified_entropy")
-METRICS = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", *THRESHOLDS, "backdoor_asr")
+METRICS = ("test_acc", "retain_acc", "forget_acc", *(f"mia_{name}" for name in ATTACKS), "backdoor_asr")
 DISTANCE = "forget_js"  # to Retrain, from both models' predictions
 AVERAGED = {"retain": "retain_acc", "forget": "forget_acc", "song": "mia_song_svc", "yeom": "mia_yeom"}
 
@@ -35,8 +36,7 @@ def members(target: Target) -> tuple[ClientId, ...]:
 
 def named(target: Target) -> str:
     """As in "client 0", or "clients 0 and 1"."""
-    *first, last = map(str, members(target))
-    return f"clients {', '.join(first)} and {last}" if first else f"client {last}"
+    return each_named("client", members(target))
 
 
 @dataclass(frozen=True)

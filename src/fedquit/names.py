@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding things by name: in a table, or as `package.module:attribute` for what users bring themselves."""
+"""Finding things by name, in a table or as `package.module:attribute` for what users bring; and listing names."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from fedquit.errors import UnknownNameError
@@ -61,3 +61,11 @@ def imported(path: str, what: str) -> object:
     if not hasattr(module, attribute):
         raise unknown(f"{what} in {module_name}", attribute, [n for n in vars(module) if not n.startswith("_")])
     return getattr(module, attribute)
+
+
+def each_named(noun: str, things: Sequence[object]) -> str:
+    """As in "client 0", or "clients 0, 1 and 2"."""
+    words = [str(t) for t in things]
+    if len(words) == 1:
+        return f"{noun} {words[0]}"
+    return f"{noun}s " + " and ".join([", ".join(words[:-1]), words[-1]] if words else ["none"])

@@ -373,6 +373,18 @@ def test_a_client_that_vanishes_takes_the_method_away_from_nobody_else(
     assert [e.status for e in world.outbox(1).entries()] == ["served"]
 
 
+def all_nodes_are_away(world: World, seconds: float) -> None:
+    """From now on, for so long."""
+    back = world.time.time + seconds
+
+    def wake(now: float) -> None:
+        for node in world.grid.nodes.values():
+            node.online = now > back
+
+    wake(0)
+    world.time.wakes.append(wake)
+
+
 def gone(reply: Message) -> list[Message]:
     return [] if reply.metadata.message_type.startswith("train") else [reply]
 
@@ -723,14 +735,7 @@ def test_a_server_back_after_the_deadline_waits_a_while_for_its_nodes(make: Make
         world.serve(config)
     world.grid.before = lambda message: None
     world.time.time += 10_000
-    back = world.time.time + 5
-
-    def wake(now: float) -> None:
-        for node in world.grid.nodes.values():
-            node.online = now > back
-
-    wake(0)
-    world.time.wakes.append(wake)
+    all_nodes_are_away(world, 5)
     assert seen(world.serve(config)) == [(1, "done", "fedquit", False)]
 
 
@@ -746,14 +751,7 @@ def test_an_unlearning_round_waits_for_the_nodes_that_remain(fallback: bool, mak
     with pytest.raises(Killed):
         world.serve(config)
     world.grid.before = lambda message: None
-    back = world.time.time + 50
-
-    def wake(now: float) -> None:
-        for node in world.grid.nodes.values():
-            node.online = now > back
-
-    wake(0)
-    world.time.wakes.append(wake)
+    all_nodes_are_away(world, 50)
     assert seen(world.serve(config)) == [(1, "done", "retrain", fallback)]
     missing = "the round needs 1 nodes that may take part; after 0 s still missing: client 0 (hospital-0), client 2"
     assert any(missing in line for line in lines(world.folder)), "who leaves is not waited for"

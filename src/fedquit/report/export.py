@@ -41,9 +41,14 @@ def to_csv(found: Found) -> str:
 
 def to_json(found: Found) -> str:
     """Both tables, and what comparisons say beyond them."""
-    both = {"summary": [group.summary() for group in grouped(found.runs)], "rows": flat_rows(found.runs)}
+    both = {"summary": [_with_budgets(group) for group in grouped(found.runs)], "rows": flat_rows(found.runs)}
     said = [_said(comparison) for comparison in found.comparisons]
     return json.dumps({"schema": 1, **both, "comparisons": said}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _with_budgets(group: Group) -> dict[str, Any]:
+    bought = {f"{share:g}": Group(group.label, parts).summary() for share, parts in group.bought().items()}
+    return group.summary() | {"budgets": bought}
 
 
 def _said(found: Comparison) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedquit.errors import StoreError
+from fedquit.names import each_named
 
 SCHEMA = 1
 OWN = "this request"  # among floors: that of the request itself, not the mean over a comparison
@@ -172,7 +173,7 @@ def _failed(one: object) -> Failed | None:
     if not isinstance(one, dict):
         return None
     target = one.get("target", [])
-    who = named("client", target if isinstance(target, list) else [target])
+    who = each_named("client", target if isinstance(target, list) else [target])
     where = ", ".join(word for word, key in ((who, "target"), (f"seed {one.get('seed')}", "seed")) if key in one)
     return Failed(str(one.get("method")), where, str(one.get("why")))
 
@@ -321,7 +322,7 @@ class Part:
     @property
     def target(self) -> str:
         """Whom it is about, each by name: two targets of as many clients are two."""
-        return self._of(named("client", self.rows[0]["clients"]))
+        return self._of(each_named("client", self.rows[0]["clients"]))
 
     def _of(self, some: str) -> str:
         return f"chosen samples of {some}" if self.rows[0].get("samples") else some
@@ -494,11 +495,3 @@ def mean(values: Iterable[float | None]) -> float | None:
     """Of what is known."""
     known = [v for v in values if v is not None]
     return statistics.fmean(known) if known else None
-
-
-def named(noun: str, things: Sequence[object]) -> str:
-    """Each by name."""
-    words = [str(t) for t in things]
-    if len(words) == 1:
-        return f"{noun} {words[0]}"
-    return f"{noun}s " + " and ".join([", ".join(words[:-1]), words[-1]] if words else ["none"])

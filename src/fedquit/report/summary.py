@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fedquit.report.reading import Part, mean, named
+from fedquit.names import each_named
+from fedquit.report.reading import Part, mean
 from fedquit.report.tables import Group
 from fedquit.report.words import VERDICTS, count, fixed, percent, share, signed
 
@@ -53,7 +54,7 @@ def _mean(group: Group, phase: str, key: str) -> float | None:
 def _whom(parts: Sequence[Part]) -> str:
     who = {part.target for part in parts}
     clients = sorted({c for part in parts for c in part.rows[0]["clients"]}, key=lambda c: (str(type(c)), c))
-    several = f"{len(clients)} clients" if len(clients) > 5 else named("client", clients)
+    several = f"{len(clients)} clients" if len(clients) > 5 else each_named("client", clients)
     some = parts[0].who if len(who) == 1 else several
     chosen = "chosen samples of " if len(who) > 1 and parts[0].rows[0].get("samples") else ""
     if len(parts) == 1:

@@ -89,7 +89,6 @@ class Group:
             "communication_percent": mean(part.share("bytes") for part in self.parts),
             "computation_percent": mean(part.work for part in self.parts),
             "seconds": mean(part.whole("seconds") for part in self.parts),
-            "budgets": {f"{b:g}": Group(self.label, bought).summary() for b, bought in self.bought().items()},
         }
 
     def bought(self) -> dict[float, list[Part]]:
@@ -153,9 +152,7 @@ def gaps(groups: Sequence[Group]) -> Table | None:
     for group in groups:
         found = group.summary()
         floor = floor or any(found[f"{k}_floor"] is not None for k in shown)
-        cells = [
-            _gap_cell(found[f"{k}_gap"], found[f"{k}_floor"], found[f"{k}_gap_std"], fixed(found[k])) for k in shown
-        ]
+        cells = _gap_cells(found, shown)
         average = _gap_cell(found["avg_gap"], found["avg_gap_floor"], None, "")
         lines.append(Line(group.label, [Cell(str(found["requests"])), *cells, average]))
     judged = (
@@ -184,9 +181,7 @@ def thresholds(groups: Sequence[Group]) -> Table | None:
         for name, phase in (("Retrain", "retrained"), ("Original", "original"))
     ]
     for group in groups:
-        found = group.summary()
-        cells = [(found[f"{k}_gap"], found[f"{k}_floor"], found[f"{k}_gap_std"], fixed(found[k])) for k in shown]
-        lines.append(Line(group.label, [_gap_cell(*cell) for cell in cells]))
+        lines.append(Line(group.label, _gap_cells(group.summary(), shown)))
     return Table(
         "Attacks with a threshold for each class",
         "Gaps to Retrain after recovery, in points; below, the forget data taken for training data, in percent",
@@ -210,6 +205,10 @@ def _level(parts: Sequence[Part], phase: str, key: str) -> Cell:
     level = fixed(mean(part.get(phase, key) for part in parts))
     apart = mean(abs(g) for part in parts if (g := part.gap(phase, key)) is not None)
     return Cell(DASH, (level,)) if phase == "retrained" else Cell(fixed(apart), (level,))
+
+
+def _gap_cells(found: Mapping[str, Any], keys: Iterable[str]) -> list[Cell]:
+    return [_gap_cell(found[f"{k}_gap"], found[f"{k}_floor"], found[f"{k}_gap_std"], fixed(found[k])) for k in keys]
 
 
 def _gap_cell(gap: float | None, floor: float | None, deviation: float | None, level: str) -> Cell:
@@ -276,10 +275,9 @@ def _paid_for(parts: Sequence[Part]) -> list[Cell]:
     found = Group("", within).summary()
     notes = [count(_rounded(found["recovery_rounds"]), "round")]
     notes += [] if len(within) == len(parts) else [f"{len(within)} of {len(parts)} requests"]
-    each = [(found[f"{k}_gap"], found[f"{k}_floor"], fixed(found[k])) for k in _SHOWN]
     return [
         Cell(spent, tuple(notes)),
-        *(_marked(*cell) for cell in each),
+        *(_marked(found[f"{k}_gap"], found[f"{k}_floor"], fixed(found[k])) for k in _SHOWN),
         _marked(found["avg_gap"], found["avg_gap_floor"], ""),
     ]
 
