@@ -22,8 +22,8 @@ def mean(replies: Iterable[Reply]) -> Params:
             total = {n: p * reply.examples for n, p in reply.params.items()}
         else:
             require_same_shapes(reply.params, total, f"the reply of client {reply.client}")
-            for n, p in reply.params.items():
-                total[n] += p * reply.examples
+            own = [reply.params[n] for n in total]
+            torch._foreach_add_(list(total.values()), torch._foreach_mul(own, reply.examples))
         weight += reply.examples
     if weight == 0:
         raise NoExamplesError("no client that was asked has any data: there is nothing to average.")

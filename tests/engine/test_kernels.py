@@ -18,14 +18,16 @@ pytest.importorskip("triton", reason="Triton is not installed: make test-kernels
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set: make test-kernels", allow_module_level=True)
 
+from fedquit.engine import triton_boxes as boxes
 from fedquit.engine import triton_kernels as kernels
 from fedquit.engine.stacked_ops import Rerouted, Room
+from fedquit.engine.triton_common import Tiles
 from fedquit.models.resnet import BasicBlock
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter knows no bfloat16
 CLIENTS, BATCH = 2, 3
-SMALL = kernels.Tiles(16, 16, 16)
+SMALL = Tiles(16, 16, 16)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -65,6 +67,88 @@ def test_a_convolution_with_weights_for_each_client_is_torchs_for_each(
         into = torch.zeros_like(taps)
         kernels.conv_weights(last(x), last(g), size, stride, SMALL, split, into)
         close(into, found)
+
+
+@pytest.mark.parametrize(
+    ("width", "channels", "out", "tiles"),
+    [
+        (4, 64, 128, Tiles(64, 128, 64)),  # eight images in a box, of which there are three
+        (8, 128, 64, Tiles(64, 64, 128)),
+        (16, 64, 64, Tiles(64, 64, 64)),  # four rows of one image
+        (8, 64, 64, None),
+    ],
+)
+def test_a_convolution_read_in_boxes_is_torchs_for_each(
+    width: int, channels: int, out: int, tiles: Tiles | None
+) -> None:
+    """The clients' weights lie in rows, as in the engine; what is computed, too, and nothing beside it is touched."""
+    x = drawn(CLIENTS, BATCH, channels, width, width).to(HALF).float().requires_grad_()
+    w = (drawn(CLIENTS, out, channels, 3, 3, seed=1) / 24).to(HALF).float().requires_grad_()
+    y = torch.stack([functional.conv2d(a, b, padding=1) for a, b in zip(x, w, strict=True)])
+    g = drawn(*y.shape, seed=2).to(HALF).float()
+    of_x, of_w = torch.autograd.grad(y, (x, w), g)
+    rows = torch.zeros(CLIENTS, w[0].numel() + 128, dtype=HALF, device=DEVICE)
+    taps = rows[:, 64:-64].view(CLIENTS, 9, channels, out)
+    taps.copy_(w.detach().permute(0, 3, 4, 2, 1).flatten(1, 2))
+    images, gradient = last(x).to(HALF), last(g).to(HALF)
+    assert boxes.fits(images, taps, 3, 1, out)
+    near(first(boxes.conv(images, taps, tiles)), y.detach())
+    near(first(boxes.conv(gradient, taps, tiles and Tiles(64, tiles.columns, 64), back=True)), of_x)
+    if width == 4:
+        assert not boxes.weights_fit(images, gradient, 3, 1)  # a step takes the rows of one image, which are too few
+        return
+    assert boxes.weights_fit(images, gradient, 3, 1)
+    for split in (0, 1, 2, 3):
+        found = boxes.conv_weights(images, gradient, split=split)
+        near(found.unflatten(1, (3, 3)).permute(0, 4, 3, 1, 2), of_w)
+        room = torch.zeros_like(rows)
+        into = room[:, 64:-64].view_as(taps)
+        boxes.conv_weights(images, gradient, into, split)
+        near(into, found)
+        assert not room[:, :64].any()
+        assert not room[:, -64:].any()
+
+
+def near(a: Tensor, b: Tensor) -> None:
+    """As near as 16 bits are."""
+    assert float((a.float() - b.float()).abs().max()) < 2 * torch.finfo(HALF).eps * float(b.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "width", "channels", "out"),
+    [
+        (1, 1, 8, 64, 64),
+        (3, 2, 8, 64, 64),
+        (3, 1, 6, 64, 64),
+        (3, 1, 8, 16, 64),
+        (3, 1, 8, 64, 32),
+        (3, 1, 128, 64, 64),
+    ],
+)
+def test_what_does_not_fit_into_boxes_is_left_to_the_other_kernels(
+    size: int, stride: int, width: int, channels: int, out: int
+) -> None:
+    x, w = torch.zeros(1, 1, width, width, channels), torch.zeros(1, size * size, channels, out)
+    assert not boxes.fits(x, w, size, stride, out)
+
+
+def test_weights_at_odd_places_are_not_read_as_boxes() -> None:
+    x, rows = torch.zeros(2, 1, 8, 8, 64, dtype=HALF), torch.zeros(2, 9 * 64 * 64 + 9, dtype=HALF)
+    assert not boxes.fits(x, rows[:, 1:-8].view(2, 9, 64, 64), 3, 1, 64)  # 2 bytes past a multiple of 16
+    assert not boxes.fits(x, rows[:, :-9].view(2, 9, 64, 64), 3, 1, 64)  # rows of 18 bytes more than such a multiple
+
+
+def test_the_convolutions_of_a_network_go_to_the_boxes_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    went: list[str] = []
+    for name in ("conv", "conv_weights"):
+        monkeypatch.setattr(boxes, name, lambda *given, name=name, **named: went.append(name))
+    x, w = drawn(1, BATCH, 8, 8, 64).to(HALF), drawn(1, 9, 64, 64).to(HALF)
+    kernels.conv(x, w, 1)
+    kernels.conv_back(x, w, 1, 8)
+    kernels.conv_weights(x, x, 3, 1)
+    assert went == ["conv", "conv", "conv_weights"]
+    kernels.conv(x, w, 2)
+    assert len(went) == 3
 
 
 @pytest.mark.parametrize(("relu", "shortcut"), list(product((True, False), repeat=2)))
@@ -130,12 +214,20 @@ def test_a_batch_of_any_size_needs_no_other_normalisation(monkeypatch: pytest.Mo
     assert [len(kinds) for kinds in seen] == [1, 1, 1]
 
 
-def test_the_weights_gradient_is_compiled_for_one_program_and_for_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = launches(monkeypatch, "_conv_weights")
-    x = torch.zeros(CLIENTS, 16, 8, 8, 16)
-    for split in (1, 2, 3, 8):
-        kernels.conv_weights(x, x, 3, 1, SMALL, split)
-    assert len(seen) == 2
+def test_parts_of_a_sum_are_added_up_in_any_number_by_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedquit.engine import triton_common as common
+
+    for many in (1, 3):
+        parts, rows = drawn(CLIENTS, many, 5, 300), torch.zeros(CLIENTS, 2000, device=DEVICE)
+        common.summed(parts, rows[:, 100:1600].view(CLIENTS, 5, 300))
+        close(rows[:, 100:1600].view(CLIENTS, 5, 300), parts.sum(1))
+        assert not rows[:, :100].any()
+        assert not rows[:, 1600:].any()
+    stand_in = Launches(common._summed)
+    monkeypatch.setattr(common, "_summed", stand_in)
+    for many in (2, 3, 16):
+        common.summed(torch.zeros(CLIENTS, many, 64), torch.zeros(CLIENTS, 64))
+    assert len(stand_in.seen) == 1
 
 
 def test_sgd_moves_the_parameters_and_their_copy() -> None:

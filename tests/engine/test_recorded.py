@@ -243,12 +243,12 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Limit:
     def limited(fits: Callable[[Work], bool]) -> list[int]:
         tried: list[int] = []
 
-        def recorded(self: Work, width: int) -> None:
+        def recorded(self: Work, widths: Sequence[int]) -> None:
             if not self.graphs:
                 tried.append(len(self.rows))
             if not fits(self):
                 raise torch.OutOfMemoryError("out of memory")
-            record(self, width)
+            record(self, widths)
 
         monkeypatch.setattr(Work, "record", recorded)
         return tried

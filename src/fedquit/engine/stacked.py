@@ -267,19 +267,29 @@ class Work:
             else:
                 self._step(width, t)
 
-    def record(self, width: int) -> None:
-        """Let a step of so many clients run once, then record it."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.clock.zero_()  # it may stand at the end of the last round, past which there is nothing to read
-            self._step(width)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-        with torch.cuda.graph(graph, pool=pool):
-            self._step(width)
-        self.graphs[width] = graph
+    def record(self, widths: Sequence[int]) -> None:
+        """Record a step for each of these numbers of clients, once its kernels are compiled and it has run."""
+        if self.kernels:
+            from fedquit.engine.triton_common import compiled_ahead
+
+            with compiled_ahead():  # all kernels of all steps at once
+                for width in widths:
+                    self._first_step(width)
+        for width in widths:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._first_step(width)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+            with torch.cuda.graph(graph, pool=pool):
+                self._step(width)
+            self.graphs[width] = graph
+
+    def _first_step(self, width: int) -> None:
+        self.clock.zero_()  # it may stand at the end of the last round, past which there is nothing to read
+        self._step(width)
 
     def _step(self, width: int, t: int | None = None) -> None:
         self.room.open()
@@ -384,12 +394,15 @@ class Work:
 
     def outcomes(self, jobs: Sequence[Job], steps: Sequence[int]) -> Iterator[tuple[ClientId, Outcome]]:
         """What came of each client's work."""
-        whole, losses = self.layout.views(self.rows), self.losses.tolist()
+        views = self.layout.views(self.rows)
+        whole = {n: p.clone(memory_format=torch.contiguous_format) for n, p in views.items()}
+        losses = self.losses.tolist()
         for row, job in enumerate(jobs):
-            params = {n: p[row].clone(memory_format=torch.contiguous_format) for n, p in whole.items()}
+            params = {n: p[row] for n, p in whole.items()}
             loss = losses[row] / steps[row] if steps[row] else math.nan
             answer, kept = self.task.answer(params, job.sent), self.task.keep(params, job.sent)
-            yield job.client, Outcome(params, answer, kept, loss)
+            own = {name: {n: p.clone() for n, p in part.items()} for name, part in kept.items()}  # without the others'
+            yield job.client, Outcome(params, answer, own, loss)
 
 
 @contextlib.contextmanager
@@ -502,6 +515,10 @@ class StackedEngine:
             log.warning("%d clients at once do not fit into memory: going on with %d.", width, self.works.fits)
 
     def _together(self, ask: Ask, clients: Sequence[ClientId]) -> list[Reply]:
+        with _one_thread() if self.recording else contextlib.nullcontext():  # what a CPU prepares for a GPU is short
+            return self._all_at_once(ask, clients)
+
+    def _all_at_once(self, ask: Ask, clients: Sequence[ClientId]) -> list[Reply]:
         jobs = self._jobs(ask, clients)
         kinds: dict[tuple[str, ...], list[Job]] = {}
         for job in jobs:  # a client that has not kept yet what others have works with others like it
@@ -562,9 +579,9 @@ class StackedEngine:
         assert isinstance(work, Work)
         self.works[kind] = work
         work.task = task
-        for width in sorted({sum(1 for s in steps if s > t) for t in range(steps[0])}, reverse=True):
-            if width not in work.graphs:
-                work.record(width)
+        widths = {sum(1 for s in steps if s > t) for t in range(steps[0])}
+        if not widths <= work.graphs.keys():
+            work.record(sorted(widths - work.graphs.keys(), reverse=True))
         return work
 
 

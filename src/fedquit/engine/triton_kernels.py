@@ -8,7 +8,6 @@ every function here, and a test compares them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,22 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedquit.engine import triton_boxes as boxes
+from fedquit.engine.triton_common import Tiles, launch, power, summed
+
+FEW = 64  # programs that leave half of a GPU idle
+
 # Batches of all sizes share a kernel, whatever divides them and wherever their means lie.
 ANY_BATCH: dict[str, Any] = {
     "do_not_specialize": ["images"],
     "do_not_specialize_on_alignment": ["mean_at", "scale_at"],
 }
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How a product is cut up: rows, columns and depth of a tile, and how many threads and stages work on one."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int = 4
-    stages: int = 3
 
 
 @triton.jit
@@ -151,6 +144,7 @@ def _conv_weights(
     x_client,
     g_client,
     out_client,
+    out_part,
     rows,
     rows_each,
     width_in: tl.constexpr,
@@ -163,7 +157,6 @@ def _conv_weights(
     ROWS: tl.constexpr,  # input channels
     COLUMNS: tl.constexpr,  # output channels
     DEPTH: tl.constexpr,  # pixels
-    SPLIT: tl.constexpr,  # whether several programs add up what each found
 ):
     """The gradient of the weights: for each tap, (input channels by pixels) times (pixels by output channels)."""
     client = tl.program_id(1).to(tl.int64)
@@ -186,11 +179,9 @@ def _conv_weights(
         a = tl.load(x_at + pixels[:, None] + channel[None, :], mask=inside[:, None], other=0.0)
         b = tl.load(g_at + row[:, None] * channels_out + column[None, :], mask=(row < rows)[:, None], other=0.0)
         total = tl.dot(tl.trans(a), b, total)
-    here = out_at + client * out_client + (tap * channels_in + channel)[:, None] * channels_out + column[None, :]
-    if SPLIT:
-        tl.atomic_add(here, total, sem="relaxed")
-    else:
-        tl.store(here, total.to(out_at.dtype.element_ty))
+    here = out_at + client * out_client + part * out_part
+    here += (tap * channels_in + channel)[:, None] * channels_out + column[None, :]
+    tl.store(here, total.to(out_at.dtype.element_ty))
 
 
 @triton.jit(**ANY_BATCH)
@@ -234,12 +225,12 @@ def _norm(
 
 
 @triton.jit
-def _gradient_here(g_at, y_at, here, x, weight, bias, RELU: tl.constexpr, SHORTCUT: tl.constexpr):
+def _gradient_here(g_at, y_at, here, x, weight, bias, RELU: tl.constexpr, SHORTCUT: tl.constexpr, EVICT: tl.constexpr):
     """What comes back through ReLU: where there was no shortcut, the sign follows from the normalised x."""
-    g = tl.load(g_at + here).to(tl.float32)
+    g = tl.load(g_at + here, eviction_policy=EVICT).to(tl.float32)
     if RELU:
         if SHORTCUT:
-            g = tl.where(tl.load(y_at + here) > 0, g, 0.0)
+            g = tl.where(tl.load(y_at + here, eviction_policy=EVICT) > 0, g, 0.0)
         else:
             g = tl.where(x * weight[None, :] + bias[None, :] > 0, g, 0.0)
     return g
@@ -275,21 +266,22 @@ def _norm_back(
     mean, scale = tl.load(mean_at + image * GROUPS + group), tl.load(scale_at + image * GROUPS + group)
     own = (image // images) * own_client + channel
     weight, bias = tl.load(weight_at + own).to(tl.float32), tl.load(bias_at + own).to(tl.float32)
-    sum_g, sum_gx = tl.zeros((each,), tl.float32), tl.zeros((each,), tl.float32)
+    all_g, all_gx = tl.zeros((CHUNK, each), tl.float32), tl.zeros((CHUNK, each), tl.float32)
     for start in range(0, pixels, CHUNK):
         here = first + start * channels
-        x = (tl.load(x_at + here).to(tl.float32) - mean) * scale
-        g = _gradient_here(g_at, y_at, here, x, weight, bias, RELU, SHORTCUT)
-        sum_g += tl.sum(g, axis=0)
-        sum_gx += tl.sum(g * x, axis=0)
+        x = (tl.load(x_at + here, eviction_policy="evict_last").to(tl.float32) - mean) * scale
+        g = _gradient_here(g_at, y_at, here, x, weight, bias, RELU, SHORTCUT, "evict_last")
+        all_g += g
+        all_gx += g * x
+    sum_g, sum_gx = tl.sum(all_g, axis=0), tl.sum(all_gx, axis=0)  # once: threads meet for it
     partial = sums_at + image * 2 * channels + channel
     tl.store(partial, sum_gx)
     tl.store(partial + channels, sum_g)
     along, total = tl.sum(sum_gx * weight) / count, tl.sum(sum_g * weight) / count
     for start in range(0, pixels, CHUNK):
         here = first + start * channels
-        x = (tl.load(x_at + here).to(tl.float32) - mean) * scale
-        g = _gradient_here(g_at, y_at, here, x, weight, bias, RELU, SHORTCUT)
+        x = (tl.load(x_at + here, eviction_policy="evict_first").to(tl.float32) - mean) * scale
+        g = _gradient_here(g_at, y_at, here, x, weight, bias, RELU, SHORTCUT, "evict_first")
         if SHORTCUT:
             tl.store(shortcut_at + here, g.to(shortcut_at.dtype.element_ty))
         back = (g * weight[None, :] - total - x * along) * scale
@@ -312,16 +304,13 @@ def _norm_sums(sums_at, weight_at, bias_at, out_client, images, channels: tl.con
     tl.store(bias_at + into, of_bias.to(bias_at.dtype.element_ty), mask=channel < channels)
 
 
-def _largest(number: int, most: int) -> int:
-    """The largest power of two that divides the number, but no more than that."""
-    return min(number & -number, most)
-
-
-def _fitting(tiles: Tiles | None, rows: int, columns: int, depth: int) -> Tiles:
+def _fitting(tiles: Tiles | None, rows: int, columns: int, depth: int, clients: int) -> Tiles:
+    """Large tiles read less for each product; small ones keep a GPU busy where there is little to do."""
     if tiles is None:
-        wide = _largest(columns, 256 if columns >= 512 else 128)
-        tiles = Tiles(128, wide, 64, 8 if wide >= 128 else 4, 3)
-    return Tiles(tiles.rows, _largest(columns, tiles.columns), _largest(depth, tiles.depth), tiles.warps, tiles.stages)
+        wide = power(columns, 256 if columns >= 512 else 128)
+        few = triton.cdiv(rows, 128) * (columns // wide) * clients < FEW
+        tiles = Tiles(64, 64, 128, 4, 3) if few else Tiles(128, wide, 64, 8 if wide >= 128 else 4, 3)
+    return Tiles(tiles.rows, power(columns, tiles.columns), power(depth, tiles.depth), tiles.warps, tiles.stages)
 
 
 def conv(x: Tensor, w: Tensor, stride: int, tiles: Tiles | None = None) -> Tensor:
@@ -329,12 +318,16 @@ def conv(x: Tensor, w: Tensor, stride: int, tiles: Tiles | None = None) -> Tenso
     clients, batch, width, _, channels = x.shape
     _, taps, _, out_channels = w.shape
     size = 1 if taps == 1 else 3
+    if tiles is None and boxes.fits(x, w, size, stride, out_channels):
+        return boxes.conv(x, w)
     pad, width_out = size // 2, (width - 1) // stride + 1
     out = torch.empty(clients, batch, width_out, width_out, out_channels, dtype=x.dtype, device=x.device)
     rows = batch * width_out * width_out
-    t = _fitting(tiles, rows, out_channels, channels)
+    t = _fitting(tiles, rows, out_channels, channels, clients)
     grid = (triton.cdiv(rows, t.rows) * (out_channels // t.columns), clients)
-    _conv[grid](
+    launch(
+        _conv,
+        grid,
         *(x, w, out, x.stride(0), w.stride(0), out.stride(0), rows, width, width_out, channels, out_channels),
         *(w.stride(1), w.stride(2), w.stride(3)),
         SIZE=size,
@@ -355,21 +348,27 @@ def conv_back(g: Tensor, w: Tensor, stride: int, width: int, tiles: Tiles | None
     clients, batch, width_g, _, channels = g.shape
     _, taps, out_channels, _ = w.shape  # I of the convolution is what comes out here
     size = 1 if taps == 1 else 3
+    if tiles is None and boxes.fits(g, w, size, stride, out_channels):
+        return boxes.conv(g, w, back=True)
     out = torch.empty(clients, batch, width, width, out_channels, dtype=g.dtype, device=g.device)
     rows = batch * width * width // (stride * stride)
-    t = _fitting(tiles, rows, out_channels, channels)
+    t = _fitting(tiles, rows, out_channels, channels, clients)
     tiled = {"ROWS": t.rows, "COLUMNS": t.columns, "DEPTH": t.depth, "num_warps": t.warps, "num_stages": t.stages}
     blocks = triton.cdiv(rows, t.rows) * (out_channels // t.columns)
     places = (g.stride(0), w.stride(0), out.stride(0), rows)
     if stride == 1:  # a convolution with the taps in reverse order
         last = w[:, taps - 1 :]  # where the first tap lies when one goes backwards
-        _conv[(blocks, clients)](
+        launch(
+            _conv,
+            (blocks, clients),
             *(g, last, out, *places, width_g, width, channels, out_channels),
             *(-w.stride(1), w.stride(3), w.stride(2)),
             **{"SIZE": size, "STRIDE": 1, "PAD": size // 2, "TRANSPOSED": True, **tiled},
         )
     else:
-        _conv_back_strided[(blocks, clients, 4)](
+        launch(
+            _conv_back_strided,
+            (blocks, clients, 4),
             *(g, w, out, *places, width_g, width, channels, out_channels, w.stride(1), w.stride(3), w.stride(2)),
             **{"SIZE": size, "PAD": size // 2, **tiled},
         )
@@ -380,21 +379,23 @@ def conv_weights(
     x: Tensor, g: Tensor, size: int, stride: int, tiles: Tiles | None = None, split: int = 0, into: Tensor | None = None
 ) -> Tensor:
     """The gradient of the weights (K, taps, I, O), in float32; or written to where `into` says."""
+    if tiles is None and not split and boxes.weights_fit(x, g, size, stride):
+        return boxes.conv_weights(x, g, into)
     clients, batch, width, _, channels = x.shape
     width_out, out_channels = g.shape[2], g.shape[4]
     rows = batch * width_out * width_out
     tiles = tiles or Tiles(min(channels, 128), min(out_channels, 128), 64, 4, 3)
-    high, wide = _largest(channels, tiles.rows), _largest(out_channels, tiles.columns)
+    high, wide = power(channels, tiles.rows), power(out_channels, tiles.columns)
     blocks = size * size * (channels // high) * (out_channels // wide)
     split = split or max(1, min(rows // 1024, -(-1056 // (blocks * clients))))
     rows_each = triton.cdiv(triton.cdiv(rows, split), tiles.depth) * tiles.depth
-    if split == 1 and into is not None:
-        out = into
-    else:
-        make = torch.empty if split == 1 else torch.zeros
-        out = make(clients, size * size, channels, out_channels, dtype=torch.float32, device=x.device)
-    _conv_weights[(blocks, clients, split)](
-        *(x, g, out, x.stride(0), g.stride(0), out.stride(0), rows, rows_each),
+    shape = size * size, channels, out_channels
+    out = torch.empty(clients, *shape, dtype=torch.float32, device=x.device) if into is None else into
+    parts = torch.empty(clients, split, *shape, dtype=torch.float32, device=x.device) if split > 1 else out.unsqueeze(1)
+    launch(
+        _conv_weights,
+        (blocks, clients, split),
+        *(x, g, parts, x.stride(0), g.stride(0), parts.stride(0), parts.stride(1), rows, rows_each),
         *(width, width_out, channels, out_channels),
         SIZE=size,
         STRIDE=stride,
@@ -402,11 +403,12 @@ def conv_weights(
         ROWS=high,
         COLUMNS=wide,
         DEPTH=tiles.depth,
-        SPLIT=split > 1,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    return out if into is None or out is into else into.copy_(out)
+    if split > 1:
+        summed(parts, out)
+    return out
 
 
 def _warps(pixels: int, channels: int) -> int:
@@ -424,7 +426,9 @@ def norm(
     out = torch.empty_like(x)
     mean, scale = torch.empty(2, clients * batch, groups, dtype=torch.float32, device=x.device)
     through = x if shortcut is None else shortcut
-    _norm[(clients * batch, groups)](
+    launch(
+        _norm,
+        (clients * batch, groups),
         *(x, weight, bias, weight.stride(0), through, out, mean, scale, batch, high * wide, channels),
         GROUPS=groups,
         EPS=eps,
@@ -455,19 +459,27 @@ def norm_back(
     through = torch.empty_like(g) if shortcut else None
     sums = torch.empty(clients, batch, 2, channels, dtype=torch.float32, device=x.device)
     pixels, each = high * wide, channels // groups
-    chunk = max(1, min(pixels, 8192 // each))
-    _norm_back[(clients * batch, groups)](
+    count = pixels * each
+    warps = max(1, min(16, count // (2048 if count >= 16384 else 4096)))
+    chunk = max(1, min(pixels, 1024 * warps // each))
+    launch(
+        _norm_back,
+        (clients * batch, groups),
         *(g, x, y, weight, bias, weight.stride(0), mean, scale, out, g if through is None else through, sums),
         *(batch, pixels, channels),
         GROUPS=groups,
         RELU=relu,
         SHORTCUT=shortcut,
         CHUNK=chunk,
-        num_warps=max(1, min(8, chunk * each // 1024)),
+        num_warps=warps,
     )
     of_weight, of_bias = into or torch.empty(2, clients, channels, dtype=weight.dtype, device=x.device)
-    _norm_sums[(clients, triton.cdiv(channels, 64))](
-        *(sums, of_weight, of_bias, of_weight.stride(0), batch, channels), MANY=32, num_warps=4
+    launch(
+        _norm_sums,
+        (clients, triton.cdiv(channels, 64)),
+        *(sums, of_weight, of_bias, of_weight.stride(0), batch, channels),
+        MANY=32,
+        num_warps=4,
     )
     return out, of_weight, of_bias, through
 
@@ -486,4 +498,5 @@ def _sgd(rows_at, low_at, g_at, lr_at, count, DECAY: tl.constexpr, BLOCK: tl.con
 def sgd_(rows: Tensor, low: Tensor, gradient: Tensor, lr: Tensor, weight_decay: float) -> None:
     """W <- w - lr * (gradient + weight_decay * w), and the copy in lower precision, all in one pass."""
     count = rows.numel()
-    _sgd[(triton.cdiv(count, 2048),)](rows, low, gradient, lr, count, DECAY=weight_decay, BLOCK=2048, num_warps=8)
+    grid = (triton.cdiv(count, 2048),)
+    launch(_sgd, grid, rows, low, gradient, lr, count, DECAY=weight_decay, BLOCK=2048, num_warps=8)

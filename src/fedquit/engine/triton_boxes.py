@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions of 3x3 that keep the size, for GPUs that copy boxes of a tensor by themselves (Hopper and newer).
+
+A tile of pixels is a box of images, rows and columns. For each tap the box is moved by a pixel, and what lies outside
+an image is read as zero, so a kernel computes no addresses and masks nothing. The weights are the product's left
+side: the right side alone may be read as a box and used as a matrix without a detour through registers. A gradient
+of the weights moves the images sideways and the gradient up and down, so that one box of images serves three taps.
+
+`engine.triton_kernels` has the same for every GPU and every convolution; its tests hold both to plain torch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fedquit.engine.triton_common import Tiles, launch, power, summed
+
+CHANNELS = 64  # a box is so deep: 128 bytes, which the tensor cores read without conflicts
+PIXELS = 64  # of one step of the weights' gradient
+ENOUGH, SOME = 96, 40  # programs of 128 by 128 that keep a GPU busy, and half of it
+PROGRAMS = 132  # that work on the weights' gradient: one on each of a GPU's processors
+BLOCKS = 6  # of pixels, the fewest that a program of its own pays for
+
+
+@triton.jit
+def _conv(
+    x,
+    w,
+    out_at,
+    out_client,
+    rows,
+    width: tl.constexpr,
+    channels_in: tl.constexpr,
+    channels_out: tl.constexpr,
+    IMAGES: tl.constexpr,
+    HIGH: tl.constexpr,
+    COLUMNS: tl.constexpr,  # output channels
+    DEPTH: tl.constexpr,  # input channels
+    BACK: tl.constexpr,  # taps in reverse order, weights (tap, output channels, input channels)
+):
+    client = tl.program_id(1)
+    ROWS: tl.constexpr = IMAGES * HIGH * width
+    across: tl.constexpr = channels_out // COLUMNS
+    tall: tl.constexpr = width // HIGH
+    column = tl.program_id(0) % across * COLUMNS
+    block = tl.program_id(0) // across
+    image, top = block // tall * IMAGES, block % tall * HIGH
+    total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
+    slices: tl.constexpr = channels_in // DEPTH
+    for i in range(9 * slices):
+        tap, channel = i // slices, i % slices * DEPTH
+        if BACK:
+            a = w.load([client, (8 - tap) * channels_out + column, channel]).reshape(COLUMNS, DEPTH)
+        else:
+            a = w.load([client, tap * channels_in + channel, column]).reshape(DEPTH, COLUMNS).T
+        b = x.load([client, image, top + tap // 3 - 1, tap % 3 - 1, channel]).reshape(ROWS, DEPTH)
+        total = tl.dot(a, b.T, total)
+    row = block * ROWS + tl.arange(0, ROWS)
+    here = out_at + client.to(tl.int64) * out_client + row[:, None] * channels_out
+    here += column + tl.arange(0, COLUMNS)[None, :]
+    tl.store(here, total.T.to(out_at.dtype.element_ty), mask=(row < rows)[:, None])
+
+
+@triton.jit(do_not_specialize=["images", "blocks_each"])
+def _conv_weights(
+    x,
+    g,
+    out_at,
+    out_client,
+    out_part,
+    images,
+    blocks_each,
+    width: tl.constexpr,
+    channels_in: tl.constexpr,
+    channels_out: tl.constexpr,
+    HIGH: tl.constexpr,
+    ROWS: tl.constexpr,  # output channels
+    COLUMNS: tl.constexpr,  # input channels
+):
+    """A column of three taps: for each, (output channels by pixels) times (pixels by input channels)."""
+    client, part = tl.program_id(1), tl.program_id(2)
+    DEPTH: tl.constexpr = HIGH * width
+    across: tl.constexpr = channels_in // COLUMNS
+    down: tl.constexpr = channels_out // ROWS
+    tall: tl.constexpr = width // HIGH
+    s = tl.program_id(0) // (across * down)
+    row = tl.program_id(0) // across % down * ROWS
+    column = tl.program_id(0) % across * COLUMNS
+    above = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    level = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    below = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for block in range(part * blocks_each, tl.minimum((part + 1) * blocks_each, images * tall)):
+        image, top = block // tall, block % tall * HIGH
+        b = x.load([client, image, top, s - 1, column]).reshape(DEPTH, COLUMNS)
+        under = g.load([client, image, (top + 1) * width, row]).reshape(DEPTH, ROWS)
+        above = tl.dot(under.T, b, above)
+        same = g.load([client, image, top * width, row]).reshape(DEPTH, ROWS)
+        level = tl.dot(same.T, b, level)
+        over = g.load([client, image, (top - 1) * width, row]).reshape(DEPTH, ROWS)
+        below = tl.dot(over.T, b, below)
+    tap: tl.constexpr = channels_in * channels_out
+    here = out_at + client.to(tl.int64) * out_client + part * out_part + s * tap
+    here += (column + tl.arange(0, COLUMNS))[:, None] * channels_out + row + tl.arange(0, ROWS)[None, :]
+    tl.store(here, above.T.to(out_at.dtype.element_ty))
+    tl.store(here + 3 * tap, level.T.to(out_at.dtype.element_ty))
+    tl.store(here + 6 * tap, below.T.to(out_at.dtype.element_ty))
+
+
+def fits(x: Tensor, other: Tensor, size: int, stride: int, out_channels: int) -> bool:
+    """Whether images (K, B, H, H, I), and weights or a gradient, can be read as boxes, and the GPU does it."""
+    width = x.shape[2]
+    return (
+        size == 3
+        and stride == 1
+        and width & (width - 1) == 0
+        and 4 <= width <= 64
+        and x.shape[-1] % CHANNELS == out_channels % CHANNELS == 0
+        and all(t.data_ptr() % 16 == 0 and t.stride(0) * t.itemsize % 16 == 0 for t in (x, other))
+        and (x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) >= (9, 0))
+    )
+
+
+def weights_fit(x: Tensor, g: Tensor, size: int, stride: int) -> bool:
+    """The same for the gradient of the weights, which takes whole rows of one image at a time."""
+    return fits(x, g, size, stride, g.shape[-1]) and x.shape[2] ** 2 >= PIXELS
+
+
+def conv(x: Tensor, w: Tensor, tiles: Tiles | None = None, *, back: bool = False) -> Tensor:
+    """Images (K, B, H, H, I) by weights (K, 9, I, O); or back, from a gradient (K, B, H, H, O) to the images'."""
+    clients, batch, width, _, channels = x.shape
+    out_channels = w.shape[2] if back else w.shape[3]
+    out = torch.empty(clients, batch, width, width, out_channels, dtype=x.dtype, device=x.device)
+    rows = batch * width * width
+    t = tiles or _tiles(rows, channels, out_channels, clients)
+    images, high = _box(width, t.columns)
+    blocks = triton.cdiv(batch, images) * (width // high) * (out_channels // t.rows)
+    lying = [clients, 9 * w.shape[2], w.shape[3]], [w.stride(0), w.shape[3], 1]
+    launch(
+        _conv,
+        (blocks, clients),
+        *(_boxes(x, images, high, t.depth), TensorDescriptor(w, *lying, [1, *_turned(t.depth, t.rows, back)])),
+        *(out, out.stride(0), rows, width, channels, out_channels),
+        IMAGES=images,
+        HIGH=high,
+        COLUMNS=t.rows,
+        DEPTH=t.depth,
+        BACK=back,
+        num_warps=t.warps,
+        num_stages=t.stages,
+    )
+    return out
+
+
+def conv_weights(x: Tensor, g: Tensor, into: Tensor | None = None, split: int = 0) -> Tensor:
+    """The gradient of the weights (K, 9, I, O), in float32; or written to where `into` says."""
+    clients, batch, width, _, channels = x.shape
+    out_channels = g.shape[4]
+    high, columns = PIXELS // width, power(channels, 128)
+    blocks, tiles = batch * (width // high), 3 * (out_channels // CHANNELS) * (channels // columns)
+    programs = PROGRAMS * (2 if columns == CHANNELS else 1)  # two of the small ones fit on a processor
+    split = split or max(1, min(programs // (tiles * clients), blocks // BLOCKS))
+    each = triton.cdiv(blocks, split)
+    split = triton.cdiv(blocks, each)
+    shape = 9, channels, out_channels
+    out = torch.empty(clients, *shape, dtype=torch.float32, device=x.device) if into is None else into
+    parts = torch.empty(clients, split, *shape, dtype=torch.float32, device=x.device) if split > 1 else out.unsqueeze(1)
+    flat = g.flatten(2, 3)
+    launch(
+        _conv_weights,
+        (tiles, clients, split),
+        _boxes(x, 1, high, columns),
+        TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [1, 1, PIXELS, CHANNELS]),
+        *(parts, parts.stride(0), parts.stride(1), batch, each, width, channels, out_channels),
+        HIGH=high,
+        ROWS=CHANNELS,
+        COLUMNS=columns,
+        num_warps=4,
+        num_stages=3,
+    )
+    if split > 1:
+        summed(parts, out)
+    return out
+
+
+def _tiles(rows: int, channels: int, out_channels: int, clients: int) -> Tiles:
+    """The largest that still keep all processors busy: a small tile reads more for each product."""
+    if power(out_channels, 128) < 128:
+        return Tiles(64, 128, 64, 4, 3)
+    programs = triton.cdiv(rows, 128) * (out_channels // 128) * clients
+    if programs >= ENOUGH:
+        return Tiles(128, 128, 64, 8, 3)
+    deep = power(channels, 128)
+    return Tiles(64, 128, deep, 4, 3) if programs >= SOME else Tiles(64, 64, deep, 4, 4)
+
+
+def _box(width: int, pixels: int) -> tuple[int, int]:
+    """So many pixels as whole rows of one image, or as whole images: how many images, and rows of each."""
+    high = min(width, pixels // width)
+    return pixels // (high * width), high
+
+
+def _boxes(x: Tensor, images: int, high: int, depth: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, images, high, x.shape[3], depth])
+
+
+def _turned(a: int, b: int, turned: bool) -> tuple[int, int]:
+    return (b, a) if turned else (a, b)

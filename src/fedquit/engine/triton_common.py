@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What our Triton kernels share: how they are launched, how all are compiled first, and how parts of a sum meet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_AHEAD: ContextVar[bool] = ContextVar("ahead", default=False)  # whether what is launched is compiled instead
+SUMMED_AT_ONCE = 1024  # numbers
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a product is cut up: rows, columns and depth of a tile, and how many threads and stages work on one."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int = 4
+    stages: int = 3
+
+
+def power(number: int, most: int) -> int:
+    """The largest power of two that divides the number, but no more than that."""
+    return min(number & -number, most)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> None:  # noqa: ANN401 - Triton's own
+    """Run a kernel, or compile it where all that is to come is compiled first."""
+    if _AHEAD.get():
+        kernel.warmup(*given, grid=grid, **named)
+    else:
+        kernel[grid](*given, **named)
+
+
+@contextlib.contextmanager
+def compiled_ahead() -> Iterator[None]:
+    """What is launched inside is compiled, on all cores at once, and computes nothing."""
+    token = _AHEAD.set(True)
+    try:
+        with (
+            torch.autograd.set_multithreading_enabled(False),  # another thread would not know of this
+            ThreadPoolExecutor(os.cpu_count()) as cores,
+            triton.AsyncCompileMode(cores),
+        ):
+            yield
+    finally:
+        _AHEAD.reset(token)
+
+
+@triton.jit(do_not_specialize=["many"])
+def _summed(parts_at, out_at, out_client, count, many, BLOCK: tl.constexpr):
+    client = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in range(many):
+        total += tl.load(parts_at + (client * many + part) * count + place, mask=inside, other=0.0)
+    tl.store(out_at + client * out_client + place, total.to(out_at.dtype.element_ty), mask=inside)
+
+
+def summed(parts: Tensor, out: Tensor) -> None:
+    """Parts (K, parts, …) of a sum, always added up in the same order, into (K, …) that is dense for each client."""
+    clients, many = parts.shape[:2]
+    count = parts[0, 0].numel()
+    grid = (triton.cdiv(count, SUMMED_AT_ONCE), clients)
+    launch(_summed, grid, parts, out, out.stride(0), count, many, BLOCK=SUMMED_AT_ONCE, num_warps=4)
