@@ -19,3 +19,14 @@ def norm_relu(
         return done
     normed = functional.group_norm(x, groups, weight, bias, eps)
     return functional.relu(normed if shortcut is None else normed + shortcut)
+
+
+def conv_keeping(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    """A convolution that keeps the size up to its stride, and its input once more, for a shortcut.
+
+    What comes back through both is a sum, which is best added up where the convolution's part of it is computed.
+    """
+    if has_torch_function((x, weight)):
+        done: tuple[Tensor, Tensor] = handle_torch_function(conv_keeping, (x, weight), x, weight, stride)
+        return done
+    return functional.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2), x

@@ -20,7 +20,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from fedquit.engine.rerouting import Rerouting, Ways, first, last, single
-from fedquit.layers import norm_relu
+from fedquit.layers import conv_keeping, norm_relu
 
 SMALL = 1 << 16  # numbers of one client's images, laid out as a matrix: beyond that, copying costs more than it saves
 FEW_CHANNELS = 4  # so many or fewer gain nothing from lying innermost
@@ -239,8 +239,13 @@ def _norm_relu(
     return _relu(normed if shortcut is None else normed + shortcut)
 
 
+def _conv_keeping(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    return _conv2d(x, weight, None, stride, weight.shape[-1] // 2), x
+
+
 _WAYS: Ways = {
     functional.conv2d: _conv2d,
+    conv_keeping: _conv_keeping,
     functional.group_norm: _group_norm,
     functional.relu: _relu,
     norm_relu: _norm_relu,

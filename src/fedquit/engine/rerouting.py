@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-Ways = Mapping[Any, Callable[..., Tensor]]  # by the operation that each takes the place of
+Ways = Mapping[Any, Callable[..., Any]]  # by the operation that each takes the place of
 
 
 def last(x: Tensor) -> Tensor:

@@ -138,24 +138,25 @@ class Schedule:
         return Schedule(*(getattr(self, f.name).to(device) for f in fields(self)))
 
     def fill(self, jobs: Sequence[Job]) -> None:
-        """Take these clients' plans, in place."""
-        steps, clients, batch = self.at.shape
-        new = Schedule.empty(steps, clients, batch, self.u.shape[3:], self.variation.shape[-1])
+        """Take these clients' plans, in place; all but the drawing of lots is done where the schedule lies."""
+        device = self.at.device
         batches = [(t, k, size) for k, job in enumerate(jobs) for t, size in enumerate(job.plan.sizes)]
-        step, row, sizes = torch.tensor(batches, dtype=torch.long).view(-1, 3).unbind(1)
+        step, row, sizes = torch.tensor(batches, dtype=torch.long).view(-1, 3).to(device).unbind(1)
+        at = torch.cat([job.own.at[job.plan.order] for job in jobs]).to(device)
         first = sizes.cumsum(0) - sizes
-        which = torch.arange(len(sizes)).repeat_interleave(sizes)  # the batch of each example
-        place = step[which], row[which], torch.arange(len(which)) - first[which]
-        at = torch.cat([job.own.at[job.plan.order] for job in jobs])
-        new.at[step, row] = at[first].unsqueeze(-1)  # padding is of the same batch: a stranger's may overflow
-        new.at[place] = at
-        new.share[place] = 1 / sizes.double()[which]
-        new.u[place] = torch.cat([job.plan.uniforms for job in jobs])
-        new.fixed[place] = torch.cat([job.own.fixed[job.plan.order] for job in jobs])
-        new.forget[place] = torch.cat([job.own.forget[job.plan.order] for job in jobs])
-        new.variation[place] = torch.cat([job.plan.draws for job in jobs])
+        which = torch.arange(len(sizes), device=device).repeat_interleave(
+            sizes, output_size=len(at)
+        )  # each one's batch
+        place = step[which], row[which], torch.arange(len(at), device=device) - first[which]
         for f in fields(self):
-            getattr(self, f.name).copy_(getattr(new, f.name))
+            getattr(self, f.name).zero_()
+        self.at[step, row] = at[first].unsqueeze(-1)  # padding is of the same batch: a stranger's may overflow
+        self.at[place] = at
+        self.share[place] = 1 / sizes.double()[which]
+        self.u[place] = torch.cat([job.plan.uniforms for job in jobs]).to(device)
+        self.fixed[place] = torch.cat([job.own.fixed[job.plan.order] for job in jobs]).to(device)
+        self.forget[place] = torch.cat([job.own.forget[job.plan.order] for job in jobs]).to(device)
+        self.variation[place] = torch.cat([job.plan.draws for job in jobs]).to(device)
 
     def row(self, width: int, t: int | Tensor, size: int) -> Schedule:
         """Step t of the first clients, so much of a batch; where t is a tensor, whatever it will hold by then."""
@@ -304,6 +305,7 @@ class Work:
             loss, found = self.replays.take(self._gradients, self.shared, plan.share, own, each, batch)
         else:
             loss, found = self._gradients(self.shared, plan.share, own, copies, each, *batch)
+        self.room.meet()
         with torch.no_grad():
             self.losses[:width] += loss.detach()
             number = (self.clock[0] + 1).double() if t is None else t + 1  # whole numbers give powers in float32

@@ -8,9 +8,10 @@ way. The plain-torch meaning of each is what torch itself does with one client a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from fedquit.engine.rerouting import Rerouting, Ways, first, last, single
-from fedquit.layers import norm_relu
+from fedquit.layers import conv_keeping, norm_relu
 
 HALVES = (torch.bfloat16, torch.float16)
 CHANNELS = 16  # a kernel's tile is at least so deep
@@ -53,30 +54,66 @@ def _dense(taps: Tensor) -> bool:
 
 
 class Room:
-    """A place for gradients that lies like the weights, so that a kernel writes each where the optimizer reads it."""
+    """A place for gradients that lies like the weights, so that a kernel writes each where the optimizer reads it.
+
+    Nothing on the way back waits for them, so a GPU computes them beside it, on a stream of their own.
+    """
 
     def __init__(self, weights: Tensor) -> None:
         self.weights, self.gradients = weights, torch.zeros_like(weights)
         self._claimed: set[int] = set()
+        self._beside = torch.cuda.Stream(weights.device) if weights.is_cuda else None
+        self._in_use: list[Tensor] = []  # until the streams meet: memory that is let go of is written anew
 
     def open(self) -> None:
         """Before each step."""
         self._claimed.clear()
+        self._in_use.clear()
 
     def place(self, weight: Tensor) -> Tensor | None:
         """Where the gradient of a weight belongs; None where it has been given away, or is no part of this."""
         offset = int(weight.storage_offset())
-        if weight.untyped_storage().data_ptr() != self.weights.untyped_storage().data_ptr() or offset in self._claimed:
+        if weight.untyped_storage().data_ptr() != self.weights.untyped_storage().data_ptr():
+            return None
+        if offset in self._claimed:  # it is about to be added to what was written there
+            self.meet()
             return None
         self._claimed.add(offset)
         return self.gradients.as_strided(weight.shape, weight.stride(), offset)
 
+    @contextlib.contextmanager
+    def beside(self, *read: Tensor) -> Iterator[None]:
+        """What is launched inside reads these and writes to its place; the way back goes on meanwhile."""
+        if self._beside is None:
+            yield
+            return
+        self._in_use.extend(read)
+        self._beside.wait_stream(torch.cuda.current_stream(self._beside.device))
+        with torch.cuda.stream(self._beside):
+            yield
+
+    def meet(self) -> None:
+        """From here on all gradients are there."""
+        if self._beside is not None and self._in_use:
+            torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
+            self._in_use.clear()
+
 
 class StackedConv(Function):
-    """Images (K, B, I, H, H) and weights (K, O, I, S, S): each client's images with its own weights."""
+    """Images (K, B, I, H, H) and weights (K, O, I, S, S): each client's images with its own weights.
+
+    Where it is `keeping`, it gives the images as well, and adds what comes back for them to its own.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, stride: int, room: Room | None) -> Tensor:  # noqa: ANN401 - torch's own
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's own
+        x: Tensor,
+        w: Tensor,
+        stride: int,
+        room: Room | None,
+        keeping: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """One kernel."""
         from fedquit.engine import triton_kernels as kernels
 
@@ -86,23 +123,26 @@ class StackedConv(Function):
             images, taps = functional.pad(images, (0, short)), functional.pad(taps, (0, 0, 0, short))
         ctx.save_for_backward(images, taps)
         ctx.stride, ctx.size, ctx.channels, ctx.room = stride, w.shape[-1], w.shape[2], room
-        return first(kernels.conv(images, taps, stride))
+        out = first(kernels.conv(images, taps, stride))
+        return (out, x.view_as(x)) if keeping else out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Two kernels: the way back to the images, and to the weights."""
         from fedquit.engine import triton_kernels as kernels
 
         images, taps = ctx.saved_tensors
         g, size = last(gradients[0]), ctx.size
         of_x = of_w = None
-        if ctx.needs_input_grad[0]:
-            of_x = first(kernels.conv_back(g, taps, ctx.stride, images.shape[2]))[:, :, : ctx.channels]
         if ctx.needs_input_grad[1]:
             into = ctx.room.place(taps) if ctx.room else None
-            found = kernels.conv_weights(images, g, size, ctx.stride, into=into)[:, :, : ctx.channels]
+            with contextlib.nullcontext() if into is None else ctx.room.beside(images, g):
+                found = kernels.conv_weights(images, g, size, ctx.stride, into=into)[:, :, : ctx.channels]
             of_w = found.unflatten(1, (size, size)).permute(0, 4, 3, 1, 2).to(taps.dtype)
-        return of_x, of_w, None, None
+        if ctx.needs_input_grad[0]:
+            plus = last(gradients[1]) if len(gradients) > 1 else None
+            of_x = first(kernels.conv_back(g, taps, ctx.stride, images.shape[2], plus=plus))[:, :, : ctx.channels]
+        return of_x, of_w, None, None, None
 
 
 class StackedNorm(Function):
@@ -136,12 +176,14 @@ class StackedNorm(Function):
 
         images, out, weight, bias, mean, scale = ctx.saved_tensors
         places: Any = (ctx.room.place(weight), ctx.room.place(bias)) if ctx.room else (None, None)
-        of_x, of_weight, of_bias, through = kernels.norm_back(
+        of_x, sums, through = kernels.norm_back(
             *(last(gradients[0]), images, out, weight, bias, mean, scale, ctx.groups),
             relu=ctx.relu,
             shortcut=ctx.shortcut,
-            into=None if None in places else places,
         )
+        known = None not in places
+        with ctx.room.beside(sums) if known else contextlib.nullcontext():
+            of_weight, of_bias = kernels.norm_sums(sums, weight.dtype, places if known else None)
         of_shortcut = None if through is None else first(through)
         return (first(of_x), of_weight, of_bias, of_shortcut, None, None, None, None)
 
@@ -161,7 +203,7 @@ class Conv(Function):
     """A convolution of one client, whose meaning under `vmap` is `StackedConv`."""
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, stride: int, room: Room | None) -> Tensor:  # noqa: D102
+    def forward(x: Tensor, w: Tensor, stride: int, room: Room | None, keeping: bool) -> Tensor:  # noqa: D102
         raise NotImplementedError("only under vmap")
 
     @staticmethod
@@ -176,13 +218,15 @@ class Conv(Function):
         w: Tensor,
         stride: int,
         room: Room | None,
-    ) -> tuple[Tensor, int]:
+        keeping: bool,
+    ) -> tuple[Any, Any]:
         if in_dims[1] is None:  # the same weights for all: one large batch
             x = x.movedim(in_dims[0] or 0, 0)
             done = _applied(StackedConv, x.flatten(0, 1).unsqueeze(0), w.unsqueeze(0), stride, None)
-            return done.squeeze(0).unflatten(0, x.shape[:2]), 0
+            done = done.squeeze(0).unflatten(0, x.shape[:2])
+            return ((done, x), (0, 0)) if keeping else (done, 0)
         images, weights = _together((x, w), in_dims[:2], info.batch_size)
-        return _applied(StackedConv, images, weights, stride, room), 0
+        return _applied(StackedConv, images, weights, stride, room, keeping), (0, 0) if keeping else 0
 
 
 class Norm(Function):
@@ -223,26 +267,33 @@ def _conv2d(
     room: Room | None = None,
 ) -> Tensor:
     size, step = w.shape[-1], single(stride)
-    covered = (
-        bias is None
-        and x.dtype == w.dtype
+    plain = bias is None and not isinstance(padding, str) and single(padding) == size // 2
+    if not (plain and single(dilation) == groups == 1 and _covered(x, w, step)):
+        return functional.conv2d(x, w, bias, stride, padding, dilation, groups)
+    if _mapped(x, w):
+        return _applied(Conv, x, w, step, room, False)
+    return _applied(StackedConv, x.unsqueeze(0), w.unsqueeze(0), step, None).squeeze(0)
+
+
+def _conv_keeping(x: Tensor, w: Tensor, stride: int, *, room: Room | None = None) -> tuple[Tensor, Tensor]:
+    if not (_covered(x, w, stride) and _mapped(x, w)):
+        return _conv2d(x, w, None, stride, w.shape[-1] // 2, room=room), x
+    return cast("tuple[Tensor, Tensor]", _applied(Conv, x, w, stride, room, True))
+
+
+def _covered(x: Tensor, w: Tensor, stride: int) -> bool:
+    """Whether the kernels do it: an image that is square, a padding that keeps its size up to the stride."""
+    return (
+        x.dtype == w.dtype
         and x.dtype in HALVES
         and x.dim() == 4
         and x.shape[-1] == x.shape[-2]
         and w.shape[-1] == w.shape[-2]
-        and size in (1, 3)
-        and step in (1, 2)
-        and x.shape[-1] % step == 0
-        and not isinstance(padding, str)
-        and single(padding) == size // 2
-        and single(dilation) == groups == 1
+        and w.shape[-1] in (1, 3)
+        and stride in (1, 2)
+        and x.shape[-1] % stride == 0
         and w.shape[0] % CHANNELS == 0
     )
-    if not covered:
-        return functional.conv2d(x, w, bias, stride, padding, dilation, groups)
-    if _mapped(x, w):
-        return _applied(Conv, x, w, step, room)
-    return _applied(StackedConv, x.unsqueeze(0), w.unsqueeze(0), step, None).squeeze(0)
 
 
 def _normed(
@@ -313,6 +364,11 @@ class Rerouted(Rerouting):
     """While it is active, the operations above go to the kernels."""
 
     def __init__(self, room: Room | None = None) -> None:
-        ways: Ways = {functional.conv2d: _conv2d, functional.group_norm: _group_norm, norm_relu: _norm_relu}
+        ways: Ways = {
+            functional.conv2d: _conv2d,
+            conv_keeping: _conv_keeping,
+            functional.group_norm: _group_norm,
+            norm_relu: _norm_relu,
+        }
         kernels = {operation: partial(way, room=room) for operation, way in ways.items()}
         super().__init__({**kernels, functional.relu: _relu})

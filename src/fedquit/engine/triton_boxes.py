@@ -30,6 +30,7 @@ BLOCKS = 6  # of pixels, the fewest that a program of its own pays for
 def _conv(
     x,
     w,
+    plus_at,
     out_at,
     out_client,
     rows,
@@ -41,6 +42,7 @@ def _conv(
     COLUMNS: tl.constexpr,  # output channels
     DEPTH: tl.constexpr,  # input channels
     BACK: tl.constexpr,  # taps in reverse order, weights (tap, output channels, input channels)
+    PLUS: tl.constexpr,
 ):
     client = tl.program_id(1)
     ROWS: tl.constexpr = IMAGES * HIGH * width
@@ -60,9 +62,58 @@ def _conv(
         b = x.load([client, image, top + tap // 3 - 1, tap % 3 - 1, channel]).reshape(ROWS, DEPTH)
         total = tl.dot(a, b.T, total)
     row = block * ROWS + tl.arange(0, ROWS)
-    here = out_at + client.to(tl.int64) * out_client + row[:, None] * channels_out
-    here += column + tl.arange(0, COLUMNS)[None, :]
-    tl.store(here, total.T.to(out_at.dtype.element_ty), mask=(row < rows)[:, None])
+    here = client.to(tl.int64) * out_client + row[:, None] * channels_out + column + tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows)[:, None]
+    found = total.T
+    if PLUS:
+        found += tl.load(plus_at + here, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at + here, found.to(out_at.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _conv_back_strided(
+    g,
+    w,
+    plus_at,
+    out_at,
+    out_client,
+    images,
+    width: tl.constexpr,  # of the gradient: half of the image's
+    channels_in: tl.constexpr,
+    channels_out: tl.constexpr,
+    IMAGES: tl.constexpr,
+    HIGH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PLUS: tl.constexpr,
+):
+    """The way back through a stride of 2: pixels of each parity see only the taps that reached them."""
+    client = tl.program_id(1)
+    odd_y, odd_x = 1 - tl.program_id(2) // 2, 1 - tl.program_id(2) % 2  # those with the most taps first
+    ROWS: tl.constexpr = IMAGES * HIGH * width
+    across: tl.constexpr = channels_out // COLUMNS
+    tall: tl.constexpr = width // HIGH
+    column = tl.program_id(0) % across * COLUMNS
+    block = tl.program_id(0) // across
+    image, top = block // tall * IMAGES, block % tall * HIGH
+    total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
+    slices: tl.constexpr = channels_in // DEPTH
+    for i in range((1 + odd_y) * (1 + odd_x) * slices):
+        tap, channel = i // slices, i % slices * DEPTH
+        down, right = tap // (1 + odd_x), tap % (1 + odd_x)  # an odd pixel was seen from here, and from one further on
+        r, s = 1 + odd_y - 2 * down, 1 + odd_x - 2 * right
+        a = w.load([client, (3 * r + s) * channels_out + column, channel]).reshape(COLUMNS, DEPTH)
+        b = g.load([client, image, top + down, right, channel]).reshape(ROWS, DEPTH)
+        total = tl.dot(a, b.T, total)
+    row = tl.arange(0, ROWS)
+    of_image, y, x = row // (HIGH * width), row // width % HIGH, row % width
+    pixel = ((image + of_image) * 2 * width + 2 * (top + y) + odd_y) * 2 * width + 2 * x + odd_x
+    here = client.to(tl.int64) * out_client + pixel[:, None] * channels_out + column + tl.arange(0, COLUMNS)[None, :]
+    inside = (image + of_image < images)[:, None]
+    found = total.T
+    if PLUS:
+        found += tl.load(plus_at + here, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at + here, found.to(out_at.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["images", "blocks_each"])
@@ -112,11 +163,18 @@ def _conv_weights(
 
 def fits(x: Tensor, other: Tensor, size: int, stride: int, out_channels: int) -> bool:
     """Whether images (K, B, H, H, I), and weights or a gradient, can be read as boxes, and the GPU does it."""
+    return size == 3 and stride == 1 and _readable(x, other, out_channels)
+
+
+def strided_fits(g: Tensor, w: Tensor, size: int, stride: int) -> bool:
+    """The same for the way back through a stride of 2."""
+    return size == 3 and stride == 2 and _readable(g, w, w.shape[2])
+
+
+def _readable(x: Tensor, other: Tensor, out_channels: int) -> bool:
     width = x.shape[2]
     return (
-        size == 3
-        and stride == 1
-        and width & (width - 1) == 0
+        width & (width - 1) == 0
         and 4 <= width <= 64
         and x.shape[-1] % CHANNELS == out_channels % CHANNELS == 0
         and all(t.data_ptr() % 16 == 0 and t.stride(0) * t.itemsize % 16 == 0 for t in (x, other))
@@ -129,26 +187,51 @@ def weights_fit(x: Tensor, g: Tensor, size: int, stride: int) -> bool:
     return fits(x, g, size, stride, g.shape[-1]) and x.shape[2] ** 2 >= PIXELS
 
 
-def conv(x: Tensor, w: Tensor, tiles: Tiles | None = None, *, back: bool = False) -> Tensor:
-    """Images (K, B, H, H, I) by weights (K, 9, I, O); or back, from a gradient (K, B, H, H, O) to the images'."""
+def conv(x: Tensor, w: Tensor, tiles: Tiles | None = None, *, back: bool = False, plus: Tensor | None = None) -> Tensor:
+    """Images (K, B, H, H, I) by weights (K, 9, I, O); or back, from a gradient (K, B, H, H, O) to the images'.
+
+    To that, another may be added.
+    """
     clients, batch, width, _, channels = x.shape
     out_channels = w.shape[2] if back else w.shape[3]
     out = torch.empty(clients, batch, width, width, out_channels, dtype=x.dtype, device=x.device)
     rows = batch * width * width
     t = tiles or _tiles(rows, channels, out_channels, clients)
     images, high = _box(width, t.columns)
-    blocks = triton.cdiv(batch, images) * (width // high) * (out_channels // t.rows)
-    lying = [clients, 9 * w.shape[2], w.shape[3]], [w.stride(0), w.shape[3], 1]
     launch(
         _conv,
-        (blocks, clients),
-        *(_boxes(x, images, high, t.depth), TensorDescriptor(w, *lying, [1, *_turned(t.depth, t.rows, back)])),
-        *(out, out.stride(0), rows, width, channels, out_channels),
+        (triton.cdiv(batch, images) * (width // high) * (out_channels // t.rows), clients),
+        *(_boxes(x, images, high, t.depth), _taps(w, *((t.rows, t.depth) if back else (t.depth, t.rows)))),
+        *(x if plus is None else plus, out, out.stride(0), rows, width, channels, out_channels),
         IMAGES=images,
         HIGH=high,
         COLUMNS=t.rows,
         DEPTH=t.depth,
         BACK=back,
+        PLUS=plus is not None,
+        num_warps=t.warps,
+        num_stages=t.stages,
+    )
+    return out
+
+
+def conv_back_strided(g: Tensor, w: Tensor, tiles: Tiles | None = None, plus: Tensor | None = None) -> Tensor:
+    """The gradient of the images (K, B, 2H, 2H, I) from that of the output, (K, B, H, H, O), plus another."""
+    clients, batch, width, _, channels = g.shape
+    out_channels = w.shape[2]
+    out = torch.empty(clients, batch, 2 * width, 2 * width, out_channels, dtype=g.dtype, device=g.device)
+    t = tiles or _tiles(batch * width * width, channels, out_channels, 4 * clients)
+    images, high = _box(width, t.columns)
+    launch(
+        _conv_back_strided,
+        (triton.cdiv(batch, images) * (width // high) * (out_channels // t.rows), clients, 4),
+        *(_boxes(g, images, high, t.depth), _taps(w, t.rows, t.depth)),
+        *(g if plus is None else plus, out, out.stride(0), batch, width, channels, out_channels),
+        IMAGES=images,
+        HIGH=high,
+        COLUMNS=t.rows,
+        DEPTH=t.depth,
+        PLUS=plus is not None,
         num_warps=t.warps,
         num_stages=t.stages,
     )
@@ -207,5 +290,7 @@ def _boxes(x: Tensor, images: int, high: int, depth: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, images, high, x.shape[3], depth])
 
 
-def _turned(a: int, b: int, turned: bool) -> tuple[int, int]:
-    return (b, a) if turned else (a, b)
+def _taps(w: Tensor, high: int, wide: int) -> TensorDescriptor:
+    """Weights (K, 9, I, O), where tap and input channel are one dimension."""
+    shape, stride = [w.shape[0], 9 * w.shape[2], w.shape[3]], [w.stride(0), w.shape[3], 1]
+    return TensorDescriptor(w, shape, stride, [1, high, wide])

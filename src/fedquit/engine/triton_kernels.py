@@ -31,6 +31,7 @@ ANY_BATCH: dict[str, Any] = {
 def _conv(
     x_at,
     w_at,
+    plus_at,
     out_at,
     x_client,
     w_client,
@@ -50,6 +51,7 @@ def _conv(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     TRANSPOSED: tl.constexpr,  # the weights lie with the depth innermost
+    PLUS: tl.constexpr,
 ):
     client = tl.program_id(1).to(tl.int64)
     across: tl.constexpr = channels_out // COLUMNS
@@ -78,14 +80,18 @@ def _conv(
         else:
             b = tl.load(w_at + tap * w_tap + channel[:, None] * w_in + column[None, :] * w_out)
         total = tl.dot(a, b, total)
-    here = out_at + client * out_client + row[:, None] * channels_out + column[None, :]
-    tl.store(here, total.to(out_at.dtype.element_ty), mask=(row < rows)[:, None])
+    here = client * out_client + row[:, None] * channels_out + column[None, :]
+    inside = (row < rows)[:, None]
+    if PLUS:
+        total += tl.load(plus_at + here, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at + here, total.to(out_at.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _conv_back_strided(
     g_at,
     w_at,
+    plus_at,
     out_at,
     g_client,
     w_client,
@@ -103,6 +109,7 @@ def _conv_back_strided(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PLUS: tl.constexpr,
 ):
     """The way back through a stride of 2: pixels of each parity see only the taps that reached them."""
     client = tl.program_id(1).to(tl.int64)
@@ -132,8 +139,11 @@ def _conv_back_strided(
         b = tl.trans(tl.load(w_at + tap * w_tap + column[:, None] * w_out + channel[None, :] * w_in))
         total = tl.dot(a, b, total)
     pixel = (image * width + y) * width + z
-    here = out_at + client * out_client + pixel[:, None] * channels_out + column[None, :]
-    tl.store(here, total.to(out_at.dtype.element_ty), mask=(row < rows)[:, None])
+    here = client * out_client + pixel[:, None] * channels_out + column[None, :]
+    inside = (row < rows)[:, None]
+    if PLUS:
+        total += tl.load(plus_at + here, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at + here, total.to(out_at.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -328,12 +338,13 @@ def conv(x: Tensor, w: Tensor, stride: int, tiles: Tiles | None = None) -> Tenso
     launch(
         _conv,
         grid,
-        *(x, w, out, x.stride(0), w.stride(0), out.stride(0), rows, width, width_out, channels, out_channels),
+        *(x, w, x, out, x.stride(0), w.stride(0), out.stride(0), rows, width, width_out, channels, out_channels),
         *(w.stride(1), w.stride(2), w.stride(3)),
         SIZE=size,
         STRIDE=stride,
         PAD=pad,
         TRANSPOSED=False,
+        PLUS=False,
         ROWS=t.rows,
         COLUMNS=t.columns,
         DEPTH=t.depth,
@@ -343,17 +354,22 @@ def conv(x: Tensor, w: Tensor, stride: int, tiles: Tiles | None = None) -> Tenso
     return out
 
 
-def conv_back(g: Tensor, w: Tensor, stride: int, width: int, tiles: Tiles | None = None) -> Tensor:
-    """The gradient of the images (K, B, H, H, I) from that of the output, (K, B, H', H', O)."""
+def conv_back(
+    g: Tensor, w: Tensor, stride: int, width: int, tiles: Tiles | None = None, plus: Tensor | None = None
+) -> Tensor:
+    """The gradient of the images (K, B, H, H, I) from that of the output, (K, B, H', H', O); plus another."""
     clients, batch, width_g, _, channels = g.shape
     _, taps, out_channels, _ = w.shape  # I of the convolution is what comes out here
     size = 1 if taps == 1 else 3
     if tiles is None and boxes.fits(g, w, size, stride, out_channels):
-        return boxes.conv(g, w, back=True)
+        return boxes.conv(g, w, back=True, plus=plus)
+    if tiles is None and boxes.strided_fits(g, w, size, stride):
+        return boxes.conv_back_strided(g, w, plus=plus)
     out = torch.empty(clients, batch, width, width, out_channels, dtype=g.dtype, device=g.device)
     rows = batch * width * width // (stride * stride)
     t = _fitting(tiles, rows, out_channels, channels, clients)
     tiled = {"ROWS": t.rows, "COLUMNS": t.columns, "DEPTH": t.depth, "num_warps": t.warps, "num_stages": t.stages}
+    tiled["PLUS"], more = plus is not None, g if plus is None else plus
     blocks = triton.cdiv(rows, t.rows) * (out_channels // t.columns)
     places = (g.stride(0), w.stride(0), out.stride(0), rows)
     if stride == 1:  # a convolution with the taps in reverse order
@@ -361,7 +377,7 @@ def conv_back(g: Tensor, w: Tensor, stride: int, width: int, tiles: Tiles | None
         launch(
             _conv,
             (blocks, clients),
-            *(g, last, out, *places, width_g, width, channels, out_channels),
+            *(g, last, more, out, *places, width_g, width, channels, out_channels),
             *(-w.stride(1), w.stride(3), w.stride(2)),
             **{"SIZE": size, "STRIDE": 1, "PAD": size // 2, "TRANSPOSED": True, **tiled},
         )
@@ -369,7 +385,7 @@ def conv_back(g: Tensor, w: Tensor, stride: int, width: int, tiles: Tiles | None
         launch(
             _conv_back_strided,
             (blocks, clients, 4),
-            *(g, w, out, *places, width_g, width, channels, out_channels, w.stride(1), w.stride(3), w.stride(2)),
+            *(g, w, more, out, *places, width_g, width, channels, out_channels, w.stride(1), w.stride(3), w.stride(2)),
             **{"SIZE": size, "PAD": size // 2, **tiled},
         )
     return out
@@ -451,9 +467,8 @@ def norm_back(
     *,
     relu: bool,
     shortcut: bool,
-    into: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of the images, the weights, the biases and the shortcut; weights' and biases' go `into` a place."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of the images and of the shortcut; between them, what those of weights and biases are sums of."""
     clients, batch, high, wide, channels = x.shape
     out = torch.empty_like(x)
     through = torch.empty_like(g) if shortcut else None
@@ -473,7 +488,13 @@ def norm_back(
         CHUNK=chunk,
         num_warps=warps,
     )
-    of_weight, of_bias = into or torch.empty(2, clients, channels, dtype=weight.dtype, device=x.device)
+    return out, sums, through
+
+
+def norm_sums(sums: Tensor, dtype: torch.dtype, into: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """The gradients of the weights and the biases (K, C) from what `norm_back` found; or `into` a place."""
+    clients, batch, _, channels = sums.shape
+    of_weight, of_bias = into or torch.empty(2, clients, channels, dtype=dtype, device=sums.device)
     launch(
         _norm_sums,
         (clients, triton.cdiv(channels, 64)),
@@ -481,7 +502,7 @@ def norm_back(
         MANY=32,
         num_warps=4,
     )
-    return out, of_weight, of_bias, through
+    return of_weight, of_bias
 
 
 @triton.jit

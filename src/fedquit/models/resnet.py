@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fedquit.errors import InputError
-from fedquit.layers import norm_relu
+from fedquit.layers import conv_keeping, norm_relu
 
 WIDTHS = (64, 128, 256, 512)
 BLOCKS = 2  # in each stage
@@ -60,8 +60,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What the next block sees."""
-        inner = _normed(self.norm1, self.conv1(x))
-        return _normed(self.norm2, self.conv2(inner), self.shortcut(x))
+        inner, x = conv_keeping(x, self.conv1.weight, self.conv1.stride[0])
+        return _normed(self.norm2, self.conv2(_normed(self.norm1, inner)), self.shortcut(x))
 
 
 def _normed(norm: nn.GroupNorm, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
