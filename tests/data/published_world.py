@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,9 @@ def unpacked(name: str, folder: Path) -> Path:
     command = [sys.executable, str(SHARED / "unpack.py"), name, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "not here yet" in done.stderr:
-        pytest.skip(done.stderr.strip())
+        own = Path(os.environ.get("FEDQUIT_DATA", folder))
+        if (own / CIFAR10.source.entry).exists():
+            return own
+        pytest.skip(f"{done.stderr.strip()}, nor in $FEDQUIT_DATA")
     assert done.returncode == 0, done.stderr
     return folder
