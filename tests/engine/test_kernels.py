@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +24,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from fedquit.engine import triton_boxes as boxes
 from fedquit.engine import triton_kernels as kernels
 from fedquit.engine.stacked_ops import Rerouted, Room
-from fedquit.engine.triton_common import Tiles
+from fedquit.engine.triton_common import Tiles, compiled_ahead, launch
 from fedquit.models.resnet import BasicBlock
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -202,6 +205,83 @@ def test_normalisation_shortcut_and_relu_are_torchs(relu: bool, shortcut: bool, 
     assert (through is None) == (not shortcut)
     if through is not None:
         close(first(through), wanted[3])
+
+
+IN_SHARED_MEMORY = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from fedquit.engine import triton_boxes as boxes
+
+SHAPE = {"width": 8, "channels_in": 64, "channels_out": 128, "HIGH": 8}
+CONV = {**SHAPE, "IMAGES": 2, "COLUMNS": 128, "DEPTH": 64, "PLUS": True}
+X, WEIGHTS = "tensordesc<bf16[1,2,8,8,64]>", "tensordesc<bf16[1,128,64]>"
+AT = {"plus_at": "*bf16", "out_at": "*bf16", "out_client": "i32"}
+for kernel, given, fixed, warps in (
+    (boxes._conv, {"x": X, "w": WEIGHTS, **AT, "rows": "i32"}, {**CONV, "BACK": True}, 8),
+    (boxes._conv, {"x": X, "w": "tensordesc<bf16[1,64,128]>", **AT, "rows": "i32"}, {**CONV, "BACK": False}, 8),
+    (boxes._conv_back_strided, {"g": X, "w": WEIGHTS, **AT, "images": "i32"}, CONV, 8),
+    (
+        boxes._conv_weights,
+        {"x": "tensordesc<bf16[1,1,8,8,64]>", "g": "tensordesc<bf16[1,1,64,64]>", "out_at": "*fp32"}
+        | dict.fromkeys(("out_client", "out_part", "images", "blocks_each"), "i32"),
+        {**SHAPE, "ROWS": 64, "COLUMNS": 64},
+        4,
+    ),
+):
+    places = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
+    types = {name: given.get(name, "constexpr") for name in kernel.arg_names}
+    source = ASTSource(kernel, types, places)
+    code = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 3}).asm["ttgir"]
+    assert code.count("warp_group_dot ") and code.count("async_tma_copy_global_to_local"), "neither boxes nor products"
+    assert "ttg.local_load" not in code, f"{kernel.__name__} reads a box into registers"
+"""
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU the kernels themselves are tried")
+def test_no_box_takes_a_detour_through_registers(tmp_path: Path) -> None:
+    """Triton 3.6 lets the next box overwrite one that is still being read into registers: results would be wrong."""
+    known = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
+    told = [sys.executable, "-c", IN_SHARED_MEMORY]
+    done = subprocess.run(told, capture_output=True, text=True, check=False, env=known)
+    assert done.returncode == 0, done.stderr
+
+
+class Kernel:
+    """Notes what is done with it."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *given, **named: self.done.append(f"run {grid} {given} {named}")
+
+    def warmup(self, *given: Any, grid: tuple[int, ...], **named: Any) -> None:
+        self.done.append(f"compiled {grid} {given} {named}")
+
+
+def test_ahead_of_time_kernels_are_compiled_and_not_run_also_on_the_way_back() -> None:
+    kernel = Kernel()
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            launch(kernel, (1,), 7, many=2)
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            launch(kernel, (2,), 8)
+            return 2 * gradients[0]
+
+    def both_ways() -> None:
+        doubled: Tensor = Twice.apply(torch.ones(2, device=DEVICE, requires_grad=True))  # type: ignore[no-untyped-call]
+        doubled.sum().backward()
+
+    with compiled_ahead():
+        both_ways()
+    assert kernel.done == ["compiled (1,) (7,) {'many': 2}", "compiled (2,) (8,) {}"]
+    both_ways()
+    assert kernel.done[2:] == ["run (1,) (7,) {'many': 2}", "run (2,) (8,) {}"]
 
 
 class Launches:
