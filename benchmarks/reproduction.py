@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Set recorded runs beside the paper's rows: `python benchmarks/reproduction.py results/cifar100-lda0.1`.
 
-It prints the tables of docs/reproduction.md. A record is the results.json of a run, with nothing added but the hash of
-its recipe; the tables are computed from records alone.
+It prints the tables of docs/reproduction.md. A record is the results.json of a run; the tables are computed from
+records alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,16 @@ def test_every_packaged_recipe_loads_and_reads_back_from_json(name: str) -> None
     again = build(Recipe, json.loads(json.dumps(recipe.to_dict())), "recipe")
     assert again.to_dict() == recipe.to_dict()
     assert again.build_method() == recipe.build_method()
+
+
+def test_a_recipe_is_named_by_what_it_says_and_not_by_where_files_lie() -> None:
+    recipe = load("settings/cifar100-lda")
+    dealt = dataclasses.replace(recipe.data, partition="file", partition_file="/here/parts.json", folder="/here")
+    moved = dataclasses.replace(dealt, partition_file="there/parts.json", folder="/there")
+    one, other = dataclasses.replace(recipe, data=dealt), dataclasses.replace(recipe, data=moved)
+    assert one.hash == other.hash == build(Recipe, json.loads(json.dumps(one.to_dict())), "recipe").hash
+    changed = dataclasses.replace(recipe, seed=1), dataclasses.replace(one, method={**one.method, "lr": 2e-4})
+    assert len({recipe.hash, one.hash, *(c.hash for c in changed)}) == 4
 
 
 def test_the_keys_of_method_are_the_fields_of_its_class(tmp_path: Path) -> None:

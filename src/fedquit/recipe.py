@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
+import json
 import math
 import tomllib
 import types
@@ -202,6 +204,18 @@ class Recipe:
         plain: dict[str, Any] = _jsonable(dataclasses.asdict(self))
         del plain["data"]["folder"]  # where data lies is not part of an experiment
         return plain
+
+    @property
+    def hash(self) -> str:
+        """A short name of all that it says; of a partition file it knows the name alone."""
+        return hash_of(self.to_dict())
+
+
+def hash_of(recipe: Mapping[str, Any]) -> str:
+    """The hash of a recipe in plain values, as a record holds it."""
+    data = {**recipe["data"], "partition_file": Path(recipe["data"]["partition_file"]).name}
+    said = json.dumps({**recipe, "data": data}, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
 
 def _jsonable(value: Any) -> Any:  # noqa: ANN401 - by nature

@@ -65,6 +65,7 @@ def run(
         _claim(out, world)
         rows = list(serving.rows())
         results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
+        results["recipe_hash"] = recipe.hash
         results["computed"] = {"device": _device_name(world.device), "precision": world.precision}
         results["clients"] = world.data.label_counts()
         write_json(out / "results.json", results)
