@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -47,6 +49,9 @@ class Graph:
 
 
 class Stream:
+    def __init__(self, device: torch.device | None = None) -> None:
+        pass
+
     def wait_stream(self, other: Stream) -> None:
         pass
 
@@ -58,7 +63,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = Work._step
 
     @contextlib.contextmanager
-    def recording(graph: Graph, pool: object) -> Iterator[None]:
+    def recording(graph: Graph, pool: object, stream: Stream) -> Iterator[None]:
         now.append(graph)
         yield
         now.pop()
@@ -254,6 +259,38 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Limit:
         return tried
 
     return limited
+
+
+def test_all_kinds_of_work_are_recorded_on_one_stream(model: FunctionalModel) -> None:
+    both, start = Both(model, world(8, 8, 4, 3)), model.init(0)
+    both.agree(Learn(LOCAL), (0, 1), start=start)
+    both.agree(Learn(LOCAL), (0, 1, 2), start=start)
+    one, other = both.works
+    assert one.side is other.side is not None
+
+
+def test_a_step_that_runs_out_of_memory_leaves_nothing_behind(
+    model: FunctionalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Halfway through a step of three clients, whatever it holds; no collector of cycles is waited for."""
+    held: list[weakref.ref[Work]] = []
+    update = Work._update
+
+    def limited(self: Work, width: int, found: Any, each: Any, t: Any) -> None:
+        if len(self.rows) > 2:
+            held.append(weakref.ref(self))
+            raise torch.OutOfMemoryError("out of memory")
+        assert not any(work() for work in held), "what failed is still there"
+        update(self, width, found, each, t)
+
+    monkeypatch.setattr(Work, "_update", limited)
+    gc.disable()
+    try:
+        both = Both(model, world(13, 4, 9))
+        both.agree(Learn(LOCAL), (0, 1, 2), start=model.init(0))
+    finally:
+        gc.enable()
+    assert len(held) == 2  # as it was, and once more without what others had left
 
 
 def test_out_of_memory_first_gives_up_what_was_recorded_before(

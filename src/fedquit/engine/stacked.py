@@ -176,6 +176,7 @@ class Work:
         self.optimizer = lookup(OPTIMIZERS, task.local.optimizer, "optimizer")
         self.device = data.y.device
         self.recorded = engine.recording
+        self.side = engine.works.stream(self.device) if self.recorded else None
         self.kernels = engine.kernels
         self.batched = not engine.recording and not engine.low
         shapes = {n: tuple(p.shape) for n, p in first.begun.items()}
@@ -276,15 +277,16 @@ class Work:
             with compiled_ahead():  # all kernels of all steps at once
                 for width in widths:
                     self._first_step(width)
+        side = self.side
+        assert side is not None
         for width in widths:
-            side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 self._first_step(width)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=side):
                 self._step(width)
             self.graphs[width] = graph
 
@@ -447,6 +449,12 @@ class Recordings(dict[object, Work | Replays]):
     """By what they depend on, the last used last; they serve every engine over the same data set."""
 
     fits = 0  # how many clients go at once, once memory has run out; 0: it never has
+    _stream: torch.cuda.Stream | None = None
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        """The one that all are recorded on: torch keeps memory for matrix products with every stream it has seen."""
+        self._stream = self._stream or torch.cuda.Stream(device)
+        return self._stream
 
     @property
     def recorded(self) -> list[object]:

@@ -70,7 +70,7 @@ def _conv(
     tl.store(out_at + here, found.to(out_at.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["images"])
 def _conv_back_strided(
     g,
     w,

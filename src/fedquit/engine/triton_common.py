@@ -18,6 +18,7 @@ from torch import Tensor
 
 _AHEAD: ContextVar[bool] = ContextVar("ahead", default=False)  # whether what is launched is compiled instead
 SUMMED_AT_ONCE = 1024  # numbers
+MOST_CORES = 32  # that compile: each takes some memory, and there are fewer than a hundred kernels
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def compiled_ahead() -> Iterator[None]:
     try:
         with (
             torch.autograd.set_multithreading_enabled(False),  # another thread would not know of this
-            ThreadPoolExecutor(os.cpu_count()) as cores,
+            ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_CORES)) as cores,
             triton.AsyncCompileMode(cores),
         ):
             yield
