@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,14 +25,19 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 from fedquit.engine import triton_boxes as boxes
 from fedquit.engine import triton_kernels as kernels
+from fedquit.engine.stacked import Layout
 from fedquit.engine.stacked_ops import Rerouted, Room
 from fedquit.engine.triton_common import Tiles, compiled_ahead, launch
+from fedquit.layers import conv_keeping
 from fedquit.models.resnet import BasicBlock
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter knows no bfloat16
 CLIENTS, BATCH = 2, 3
 SMALL = Tiles(16, 16, 16)
+needs_boxes = pytest.mark.skipif(
+    DEVICE == "cuda" and torch.cuda.get_device_capability()[0] != 9, reason="this GPU is no Hopper: it reads no boxes"
+)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -78,6 +85,7 @@ def test_a_convolution_with_weights_for_each_client_is_torchs_for_each(
     close(first(kernels.conv_back(last(g), taps, stride, width, SMALL, plus=last(x))), of_x + x.detach())
 
 
+@needs_boxes
 @pytest.mark.parametrize(
     ("width", "channels", "out", "tiles"),
     [
@@ -120,6 +128,7 @@ def test_a_convolution_read_in_boxes_is_torchs_for_each(
         assert not room[:, -64:].any()
 
 
+@needs_boxes
 @pytest.mark.parametrize(("width", "channels", "tiles"), [(4, 64, Tiles(64, 128, 64)), (8, 128, None)])
 def test_the_way_back_through_a_stride_read_in_boxes_is_torchs(width: int, channels: int, tiles: Tiles | None) -> None:
     x = short(CLIENTS, BATCH, 64, 2 * width, 2 * width).requires_grad_()
@@ -160,14 +169,18 @@ def test_what_does_not_fit_into_boxes_is_left_to_the_other_kernels(
 
 
 def test_weights_at_odd_places_are_not_read_as_boxes() -> None:
-    x, rows = torch.zeros(2, 1, 8, 8, 64, dtype=HALF), torch.zeros(2, 9 * 64 * 64 + 9, dtype=HALF)
-    assert not boxes.fits(x, rows[:, 1:-8].view(2, 9, 64, 64), 3, 1, 64)  # 2 bytes past a multiple of 16
-    assert not boxes.fits(x, rows[:, :-9].view(2, 9, 64, 64), 3, 1, 64)  # rows of 18 bytes more than such a multiple
+    x, count = torch.zeros(2, 1, 8, 8, 64, dtype=HALF), 9 * 64 * 64
+    rows, odd = torch.zeros(2, count + 8, dtype=HALF), torch.zeros(2, count + 9, dtype=HALF)
+    assert boxes.fits(x, rows[:, :-8].view(2, 9, 64, 64), 3, 1, 64)
+    assert not boxes.fits(x, rows[:, 1:-7].view(2, 9, 64, 64), 3, 1, 64)  # 2 bytes past a multiple of 16
+    assert not boxes.fits(x, odd[:, :-9].view(2, 9, 64, 64), 3, 1, 64)  # rows of 18 bytes more than such a multiple
+    assert not boxes.fits(x[:, :0], rows[:, :-8].view(2, 9, 64, 64), 3, 1, 64)  # nothing at all
 
 
+@needs_boxes
 def test_the_convolutions_of_a_network_go_to_the_boxes_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     went: list[str] = []
-    for name in ("conv", "conv_weights"):
+    for name in ("conv", "conv_back_strided", "conv_weights"):
         monkeypatch.setattr(boxes, name, lambda *given, name=name, **named: went.append(name))
     x, w = drawn(1, BATCH, 8, 8, 64).to(HALF), drawn(1, 9, 64, 64).to(HALF)
     kernels.conv(x, w, 1)
@@ -175,7 +188,8 @@ def test_the_convolutions_of_a_network_go_to_the_boxes_where_they_fit(monkeypatc
     kernels.conv_weights(x, x, 3, 1)
     assert went == ["conv", "conv", "conv_weights"]
     kernels.conv(x, w, 2)
-    assert len(went) == 3
+    kernels.conv_back(x, w, 2, 16)
+    assert went[3:] == ["conv_back_strided"]
 
 
 @pytest.mark.parametrize(("relu", "shortcut"), list(product((True, False), repeat=2)))
@@ -362,6 +376,113 @@ def test_a_network_may_ask_for_relu_in_place() -> None:
         assert float((a.float() - b).abs().max()) < 20 * torch.finfo(HALF).eps * float(b.abs().max())
 
 
+def written(room: Room, layout: Layout) -> set[str]:
+    return {n for n, start in zip(layout.shapes, layout.starts, strict=False) if room.holds(start)}
+
+
+class Late(Room):
+    """What is computed beside is there when the streams meet, and no sooner: until then its place holds no number."""
+
+    def __init__(self, weights: Tensor, extents: Mapping[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(weights, extents)
+        self._late: list[Callable[[], object]] | None = None
+        self._waiting: list[Callable[[], object]] = []
+        for name in ("conv_weights", "norm_sums"):
+            monkeypatch.setattr(kernels, name, partial(self._put_off, getattr(kernels, name)))
+
+    def _put_off(self, kernel: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        if self._late is None:
+            return kernel(*given, **named)
+        into = [named["into"]] if "into" in named else given[-1]
+        for place in into:
+            place.fill_(torch.nan)
+        self._late.append(lambda: kernel(*given, **named))
+        return None
+
+    @contextlib.contextmanager
+    def beside(self, *read: Tensor) -> Iterator[None]:
+        self._late = self._waiting
+        yield
+        self._late = None
+
+    def meet(self) -> None:
+        for work in self._waiting:
+            work()
+        self._waiting.clear()
+
+
+TAPS = {"w": (32, 32, 3, 3)}
+OWN = {"a": (32,), "b": (32,)}
+conv, norm = functional.conv2d, functional.group_norm
+
+
+@pytest.mark.parametrize(
+    ("shapes", "network", "beside"),
+    [
+        (TAPS, lambda p, x: conv(x, p["w"], padding=1), 1),
+        (TAPS, lambda p, x: conv(conv(x, p["w"], padding=1), p["w"], padding=1), 1),
+        (TAPS, lambda p, x: conv(conv(x, p["w"], padding=1), p["w"], padding=2, dilation=2), 1),
+        (TAPS, lambda p, x: conv(conv(x, p["w"], padding=2, dilation=2), p["w"], padding=1), 1),
+        (TAPS, lambda p, x: conv(conv(x, p["w"], padding=1), p["w"].transpose(0, 1), padding=1), 1),
+        (TAPS, lambda p, x: conv(x, p["w"], padding=1) + p["w"].square().sum(), 1),
+        ({"w": (32, 32, 1, 1)}, lambda p, x: conv(x[:, :16], p["w"][:, :16]), 0),
+        (OWN, lambda p, x: norm(x, 2, p["a"], p["b"]), 2),
+        (OWN, lambda p, x: norm(x[:, :16], 2, p["a"][:16], p["b"][:16]), 0),
+        (OWN, lambda p, x: norm(x, 2, p["a"], p["b"]) + p["b"].view(-1, 1, 1), 2),
+        (OWN, lambda p, x: norm(norm(x, 2, p["a"], p["b"]), 2, p["a"], p["b"]), 2),
+        ({"a": (32,)}, lambda p, x: norm(x, 2, p["a"], p["a"]), 0),
+        ({"a": (2, 32)}, lambda p, x: norm(x, 2, p["a"][0], p["a"][1]), 0),
+    ],
+    ids=[
+        *("once", "twice", "dilated after", "dilated before", "turned", "with a penalty", "a part"),
+        *("a norm", "part of a norm", "its bias elsewhere", "a norm twice", "weight for bias", "one for both"),
+    ],
+)
+def test_no_gradient_is_read_before_it_is_there(
+    shapes: dict[str, tuple[int, ...]],
+    network: Callable[[dict[str, Tensor], Tensor], Tensor],
+    beside: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = Layout(shapes, convolutions_last=True)
+    flat = torch.zeros(CLIENTS, layout.starts[-1], dtype=HALF, device=DEVICE)
+    layout.fill(flat, {n: drawn(CLIENTS, *s, seed=i) / 8 for i, (n, s) in enumerate(shapes.items())})
+    x, room = drawn(CLIENTS, BATCH, 32, 4, 4, seed=9), Late(flat, layout.extents, monkeypatch)
+    leaves = {n: p.detach().requires_grad_() for n, p in layout.views(flat).items()}
+    with Rerouted(room):
+        total = vmap(lambda p, x: network(p, x).float().square().mean())(leaves, x.to(HALF)).sum()
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    room.meet()
+    assert len(written(room, layout)) == beside
+    layout.fill(room.gradients, dict(zip(shapes, found, strict=True)), written(room, layout))
+
+    whole = {n: p.detach().float().contiguous().requires_grad_() for n, p in layout.views(flat).items()}
+    losses = [network({n: p[k] for n, p in whole.items()}, x[k]).square().mean() for k in range(CLIENTS)]
+    wanted = torch.autograd.grad(torch.stack(losses).sum(), list(whole.values()))
+    for name, gradient in zip(shapes, wanted, strict=True):
+        here = layout.views(room.gradients)[name].float()
+        assert float((here - gradient).norm()) < 10 * torch.finfo(HALF).eps * float(gradient.norm()), name
+
+
+@pytest.mark.parametrize("channels", [16, 24])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_convolution_adds_what_comes_back_for_the_input_that_it_keeps(channels: int, stride: int) -> None:
+    x, w = short(CLIENTS, BATCH, channels, 4, 4), short(CLIENTS, 16, channels, 3, 3, seed=1) / 16
+
+    def network(w: Tensor, x: Tensor) -> Tensor:
+        out, kept = conv_keeping(x, w, stride)
+        found: Tensor = out.float().square().sum() + (kept.float() * 3).square().sum()
+        return found
+
+    whole = [t.clone().requires_grad_() for t in (w, x)]
+    alone = torch.stack([network(whole[0][k], whole[1][k]) for k in range(CLIENTS)]).sum()
+    low = [t.to(HALF).requires_grad_() for t in (w, x)]
+    with Rerouted(None):
+        many = vmap(network)(*low).sum()
+    for found, wanted in zip(torch.autograd.grad(many, low), torch.autograd.grad(alone, whole), strict=True):
+        near(found / 4, wanted / 4)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("twice", [False, True])
 def test_a_rerouted_block_under_vmap_is_the_block_of_each_client(stride: int, twice: bool) -> None:
@@ -384,23 +505,22 @@ def test_a_rerouted_block_under_vmap_is_the_block_of_each_client(stride: int, tw
         found: Tensor = (out * out + more).float().mean()
         return found
 
-    def gradients(room: Room | None, rows: dict[str, Tensor]) -> list[Tensor]:
+    def gradients(room: Room | None, rows: dict[str, Tensor]) -> list[Any]:
         leaves = {n: p.detach().requires_grad_() for n, p in rows.items()}
         if room is None:
             total = torch.stack([loss({n: p[k] for n, p in leaves.items()}, x[k]) for k in range(CLIENTS)]).sum()
         else:
             with Rerouted(room):
                 total = vmap(loss)(leaves, x.to(HALF)).sum()
-        return list(torch.autograd.grad(total, list(leaves.values())))
-
-    from fedquit.engine.stacked import Layout
+        return list(torch.autograd.grad(total, list(leaves.values()), allow_unused=room is not None))
 
     layout = Layout({n: tuple(p.shape[1:]) for n, p in weights.items()}, convolutions_last=True)
     flat = torch.zeros(CLIENTS, layout.starts[-1], dtype=HALF, device=DEVICE)
     layout.fill(flat, weights)
-    room = Room(flat)
+    room = Room(flat, layout.extents)
     found = gradients(room, layout.views(flat))
-    layout.fill(room.gradients, dict(zip(names, found, strict=True)))
+    room.meet()
+    layout.fill(room.gradients, dict(zip(names, found, strict=True)), written(room, layout))
     placed = layout.views(room.gradients)
     for name, wanted in zip(names, gradients(None, weights), strict=True):
         assert float((placed[name].float() - wanted).norm()) < 10 * torch.finfo(HALF).eps * float(wanted.norm()), name

@@ -24,6 +24,7 @@ from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.look import Pixels
 from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine, stacked
 from fedquit.engine.stacked import Job, Work
+from fedquit.engine.stacked_ops import Room
 from fedquit.fedavg import Learn
 from fedquit.methods.fedau import LearnBoth
 from fedquit.methods.fukd import Imitate
@@ -291,6 +292,31 @@ def test_a_step_that_runs_out_of_memory_leaves_nothing_behind(
     finally:
         gc.enable()
     assert len(held) == 2  # as it was, and once more without what others had left
+
+
+def test_the_streams_meet_in_every_step_also_where_memory_runs_out_on_the_way_back(
+    model: FunctionalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    gradients, update = Work._gradients, Work._update
+
+    def limited(self: Work, *given: Any) -> Any:
+        done.append("back")
+        if len(self.rows) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return gradients(self, *given)
+
+    def updated(self: Work, *given: Any) -> None:
+        done.append("step")
+        update(self, *given)
+
+    monkeypatch.setattr(Work, "_gradients", limited)
+    monkeypatch.setattr(Work, "_update", updated)
+    monkeypatch.setattr(Room, "meet", lambda self: done.append("meet"))
+    Both(model, world(13, 4, 9)).agree(Learn(LOCAL), (0, 1, 2), start=model.init(0))
+    said = " ".join(done)
+    assert said.startswith("back meet back meet back meet step")  # twice out of memory, then with fewer clients
+    assert said.replace("back meet step", "").split() == ["back", "meet"] * 2
 
 
 def test_out_of_memory_first_gives_up_what_was_recorded_before(

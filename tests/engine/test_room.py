@@ -45,7 +45,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def room_on_a_gpu(log: list[str]) -> tuple[Room, Tensor]:
     rows = torch.zeros(2, 8)
-    room = Room(rows)
+    room = Room(rows, {0: 2, 2: 4, 6: 2})
     setattr(room, "_beside", Stream("beside", log))  # noqa: B010 - the type is that of a real stream
     room.open()
     return room, rows
@@ -78,33 +78,37 @@ def test_what_is_read_beside_stays_until_the_streams_meet(log: list[str]) -> Non
     assert alive() is None
 
 
-def test_a_second_gradient_of_a_weight_waits_for_the_first(log: list[str]) -> None:
-    """Torch adds it to the first, which therefore has to be there."""
+def test_only_whole_parameters_have_a_place_and_only_once(log: list[str]) -> None:
     room, rows = room_on_a_gpu(log)
-    weight = rows[:, 2:6]
-    place = room.place(weight)
-    assert place is not None
-    assert place.data_ptr() == room.gradients[:, 2:].data_ptr()
-    with room.beside(weight):
-        pass
-    assert room.place(weight) is None
-    assert log == ["beside waits for way back", "way back waits for beside"]
+    assert room.places(rows[:, 2:4]) is None, "a part of one"
+    assert room.places(rows[:, 3:7]) is None, "between two"
+    assert room.places(torch.zeros(2, 4)) is None, "somebody else's"
+    assert room.places(rows[:, :2], rows[:, :2]) is None, "twice the same"
+    places = room.places(rows[:, 2:6].view(2, 2, 2).transpose(1, 2))
+    assert places is not None
+    (place,) = places
+    place[:] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert torch.equal(room.gradients[1], torch.tensor([0.0, 0.0, 1.0, 3.0, 2.0, 4.0, 0.0, 0.0]))
+    assert room.places(rows[:, 2:6]) is None, "given away"
+    assert room.places(rows[:, :2], rows[:, 2:6]) is None, "one of them given away"
+    assert [room.holds(start) for start in (0, 2, 6)] == [False, True, False]
+    assert room.places(rows[:, :2], rows[:, 6:]) is not None
 
 
 def test_a_step_begins_anew(log: list[str]) -> None:
     room, rows = room_on_a_gpu(log)
     with room.beside(torch.zeros(3)):
-        assert room.place(rows[:, :2]) is not None
+        assert room.places(rows[:, :2]) is not None
     room.open()
     room.meet()
-    assert room.place(rows[:, :2]) is not None
+    assert not room.holds(0)
+    assert room.places(rows[:, :2]) is not None
     assert log == ["beside waits for way back"]
 
 
 def test_on_a_cpu_there_is_one_stream(log: list[str]) -> None:
-    room = Room(torch.zeros(2, 8))
+    room = Room(torch.zeros(2, 8), {0: 8})
     with room.beside(torch.zeros(3)):
         pass
     room.meet()
-    assert room.place(torch.zeros(2, 8)) is None, "it is no part of these weights"
     assert log == []

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import accumulate, zip_longest
@@ -100,14 +100,22 @@ class Layout:
                 found[name] = part.view(-1, *shape)
         return found
 
-    def fill(self, rows: Tensor, params: Mapping[str, Tensor | None]) -> None:
-        """Write parameters, or gradients, into rows; what lies there already stays, and None is zero."""
+    @property
+    def extents(self) -> dict[int, int]:
+        """How many numbers each parameter has, by where it begins."""
+        return dict(zip(self.starts, map(math.prod, self.shapes.values()), strict=False))
+
+    def fill(self, rows: Tensor, params: Mapping[str, Tensor | None], kept: Container[str] = ()) -> None:
+        """Write parameters, or gradients, into rows, or add them to what is kept; None is zero."""
         into, source = [], []
         for name, view in self.views(rows).items():
             given = params[name]
-            if given is None:
+            if name in kept:
+                if given is not None:
+                    view.add_(given)
+            elif given is None:
                 view.zero_()
-            elif given.data_ptr() != view.data_ptr() or given.stride() != view.stride():
+            else:
                 into.append(view)
                 source.append(given.expand_as(view))
         if into:
@@ -184,7 +192,7 @@ class Work:
         like = next(iter(first.begun.values()))
         self.rows = torch.zeros(len(jobs), self.layout.starts[-1], dtype=like.dtype, device=self.device)
         self.low = self.rows.to(torch.bfloat16) if engine.low else None
-        self.room = Room(self.rows if self.low is None else self.low)
+        self.room = Room(self.rows if self.low is None else self.low, self.layout.extents)
         self.slots = {s: torch.zeros_like(self.rows) for s in self.optimizer.slots if _used(s, task)}
         self.losses = torch.zeros(len(jobs), dtype=like.dtype, device=self.device)
         self.clock = torch.zeros(1, dtype=torch.long, device=self.device)
@@ -303,11 +311,13 @@ class Work:
         x = self._seen(plan.at, plan.variation) if self.ready is None else _row(self.ready, width, now)
         x = x.view(width, -1, *self.dataset.shape)
         batch = x, self.dataset.y[plan.at], plan.u, plan.fixed, plan.forget
-        if self.replays is not None:
-            loss, found = self.replays.take(self._gradients, self.shared, plan.share, own, each, batch)
-        else:
-            loss, found = self._gradients(self.shared, plan.share, own, copies, each, *batch)
-        self.room.meet()
+        try:
+            if self.replays is not None:
+                loss, found = self.replays.take(self._gradients, self.shared, plan.share, own, each, batch)
+            else:
+                loss, found = self._gradients(self.shared, plan.share, own, copies, each, *batch)
+        finally:  # also where memory ran out: nothing may go on beside, and a recording ends on one stream
+            self.room.meet()
         with torch.no_grad():
             self.losses[:width] += loss.detach()
             number = (self.clock[0] + 1).double() if t is None else t + 1  # whole numbers give powers in float32
@@ -388,7 +398,8 @@ class Work:
         """As rows: through the copies in lower precision, and through the parameters where a loss has them too."""
         names = list(self.layout.shapes)
         rows = self.room.gradients[:width]
-        self.layout.fill(rows, dict(zip(names, found[: len(names)], strict=True)))
+        written = {n for n, start in zip(names, self.layout.starts, strict=False) if self.room.holds(start)}
+        self.layout.fill(rows, dict(zip(names, found[: len(names)], strict=True)), written)
         directly = dict(zip(names, found[len(names) :], strict=True)) if self.low is not None else {}
         if any(g is not None for g in directly.values()):
             more = torch.zeros_like(self.rows[:width])

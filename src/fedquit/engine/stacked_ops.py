@@ -9,7 +9,7 @@ way. The plain-torch meaning of each is what torch itself does with one client a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, cast
 
@@ -56,11 +56,13 @@ def _dense(taps: Tensor) -> bool:
 class Room:
     """A place for gradients that lies like the weights, so that a kernel writes each where the optimizer reads it.
 
-    Nothing on the way back waits for them, so a GPU computes them beside it, on a stream of their own.
+    Nothing on the way back waits for them, so a GPU computes them beside it, on a stream of their own. Torch never sees
+    them: it might add to one, or read a part of one, before it is there.
     """
 
-    def __init__(self, weights: Tensor) -> None:
-        self.weights, self.gradients = weights, torch.zeros_like(weights)
+    def __init__(self, weights: Tensor, extents: Mapping[int, int]) -> None:
+        """The rows of all clients' weights; how many numbers each parameter has, by where it begins in a row."""
+        self.weights, self.gradients, self._extents = weights, torch.zeros_like(weights), extents
         self._claimed: set[int] = set()
         self._beside = torch.cuda.Stream(weights.device) if weights.is_cuda else None
         self._in_use: list[Tensor] = []  # until the streams meet: memory that is let go of is written anew
@@ -70,16 +72,25 @@ class Room:
         self._claimed.clear()
         self._in_use.clear()
 
-    def place(self, weight: Tensor) -> Tensor | None:
-        """Where the gradient of a weight belongs; None where it has been given away, or is no part of this."""
-        offset = int(weight.storage_offset())
-        if weight.untyped_storage().data_ptr() != self.weights.untyped_storage().data_ptr():
+    def places(self, *weights: Tensor) -> tuple[Tensor, ...] | None:
+        """Where the gradients of these belong; None where one is not a whole parameter, or its place is given away."""
+        starts = [int(w.storage_offset()) for w in weights]
+        storage = self.weights.untyped_storage().data_ptr()
+        if not all(
+            w.untyped_storage().data_ptr() == storage and self._extents.get(start) == w[0].numel()
+            for w, start in zip(weights, starts, strict=True)
+        ):
             return None
-        if offset in self._claimed:  # it is about to be added to what was written there
-            self.meet()
+        if len({*starts, *self._claimed}) < len(starts) + len(self._claimed):
             return None
-        self._claimed.add(offset)
-        return self.gradients.as_strided(weight.shape, weight.stride(), offset)
+        self._claimed.update(starts)
+        return tuple(
+            self.gradients.as_strided(w.shape, w.stride(), start) for w, start in zip(weights, starts, strict=True)
+        )
+
+    def holds(self, start: int) -> bool:
+        """Whether a kernel wrote the gradient of the parameter that begins there: what torch found comes on top."""
+        return start in self._claimed
 
     @contextlib.contextmanager
     def beside(self, *read: Tensor) -> Iterator[None]:
@@ -135,12 +146,17 @@ class StackedConv(Function):
         g, size = last(gradients[0]), ctx.size
         of_x = of_w = None
         if ctx.needs_input_grad[1]:
-            into = ctx.room.place(taps) if ctx.room else None
-            with contextlib.nullcontext() if into is None else ctx.room.beside(images, g):
-                found = kernels.conv_weights(images, g, size, ctx.stride, into=into)[:, :, : ctx.channels]
-            of_w = found.unflatten(1, (size, size)).permute(0, 4, 3, 1, 2).to(taps.dtype)
+            places = ctx.room.places(taps) if ctx.room else None
+            if places:
+                with ctx.room.beside(images, g):
+                    kernels.conv_weights(images, g, size, ctx.stride, into=places[0])
+            else:
+                found = kernels.conv_weights(images, g, size, ctx.stride)[:, :, : ctx.channels]
+                of_w = found.unflatten(1, (size, size)).permute(0, 4, 3, 1, 2).to(taps.dtype)
         if ctx.needs_input_grad[0]:
-            plus = last(gradients[1]) if len(gradients) > 1 else None
+            plus = None
+            if len(gradients) > 1:
+                plus = functional.pad(last(gradients[1]), (0, images.shape[-1] - ctx.channels))
             of_x = first(kernels.conv_back(g, taps, ctx.stride, images.shape[2], plus=plus))[:, :, : ctx.channels]
         return of_x, of_w, None, None, None
 
@@ -175,15 +191,18 @@ class StackedNorm(Function):
         from fedquit.engine import triton_kernels as kernels
 
         images, out, weight, bias, mean, scale = ctx.saved_tensors
-        places: Any = (ctx.room.place(weight), ctx.room.place(bias)) if ctx.room else (None, None)
         of_x, sums, through = kernels.norm_back(
             *(last(gradients[0]), images, out, weight, bias, mean, scale, ctx.groups),
             relu=ctx.relu,
             shortcut=ctx.shortcut,
         )
-        known = None not in places
-        with ctx.room.beside(sums) if known else contextlib.nullcontext():
-            of_weight, of_bias = kernels.norm_sums(sums, weight.dtype, places if known else None)
+        of_weight = of_bias = None
+        places = ctx.room.places(weight, bias) if ctx.room else None
+        if places:
+            with ctx.room.beside(sums):
+                kernels.norm_sums(sums, weight.dtype, places)
+        else:
+            of_weight, of_bias = kernels.norm_sums(sums, weight.dtype)
         of_shortcut = None if through is None else first(through)
         return (first(of_x), of_weight, of_bias, of_shortcut, None, None, None, None)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of 3x3 that keep the size, for GPUs that copy boxes of a tensor by themselves (Hopper and newer).
+"""Convolutions of 3x3 for GPUs that copy boxes of a tensor by themselves: Hopper, the one these were tried on.
 
 A tile of pixels is a box of images, rows and columns. For each tap the box is moved by a pixel, and what lies outside
-an image is read as zero, so a kernel computes no addresses and masks nothing. The weights are the product's left
-side: the right side alone may be read as a box and used as a matrix without a detour through registers. A gradient
-of the weights moves the images sideways and the gradient up and down, so that one box of images serves three taps.
+an image is read as zero, so a kernel computes no addresses and masks nothing. Images are the product's right side:
+what lies in more than two dimensions would reach the left one through registers only. A gradient of the weights moves
+the images sideways and the gradient up and down, so that one box of images serves three taps.
 
 `engine.triton_kernels` has the same for every GPU and every convolution; its tests hold both to plain torch.
 """
@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fedquit.engine.triton_common import Tiles, launch, power, summed
+from fedquit.engine.triton_common import Tiles, launch, new, power, summed
 
 CHANNELS = 64  # a box is so deep: 128 bytes, which the tensor cores read without conflicts
 PIXELS = 64  # of one step of the weights' gradient
@@ -177,9 +177,13 @@ def _readable(x: Tensor, other: Tensor, out_channels: int) -> bool:
         width & (width - 1) == 0
         and 4 <= width <= 64
         and x.shape[-1] % CHANNELS == out_channels % CHANNELS == 0
-        and all(t.data_ptr() % 16 == 0 and t.stride(0) * t.itemsize % 16 == 0 for t in (x, other))
-        and (x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) >= (9, 0))
+        and all(_aligned(t) for t in (x, other))
+        and (x.device.type != "cuda" or torch.cuda.get_device_capability(x.device)[0] == 9)
     )
+
+
+def _aligned(t: Tensor) -> bool:
+    return t.numel() > 0 and all(at % 16 == 0 for at in (t.data_ptr(), *(s * t.itemsize for s in t.stride()[:-1])))
 
 
 def weights_fit(x: Tensor, g: Tensor, size: int, stride: int) -> bool:
@@ -194,7 +198,7 @@ def conv(x: Tensor, w: Tensor, tiles: Tiles | None = None, *, back: bool = False
     """
     clients, batch, width, _, channels = x.shape
     out_channels = w.shape[2] if back else w.shape[3]
-    out = torch.empty(clients, batch, width, width, out_channels, dtype=x.dtype, device=x.device)
+    out = new(clients, batch, width, width, out_channels, dtype=x.dtype, device=x.device)
     rows = batch * width * width
     t = tiles or _tiles(rows, channels, out_channels, clients)
     images, high = _box(width, t.columns)
@@ -219,7 +223,7 @@ def conv_back_strided(g: Tensor, w: Tensor, tiles: Tiles | None = None, plus: Te
     """The gradient of the images (K, B, 2H, 2H, I) from that of the output, (K, B, H, H, O), plus another."""
     clients, batch, width, _, channels = g.shape
     out_channels = w.shape[2]
-    out = torch.empty(clients, batch, 2 * width, 2 * width, out_channels, dtype=g.dtype, device=g.device)
+    out = new(clients, batch, 2 * width, 2 * width, out_channels, dtype=g.dtype, device=g.device)
     t = tiles or _tiles(batch * width * width, channels, out_channels, 4 * clients)
     images, high = _box(width, t.columns)
     launch(
@@ -249,8 +253,8 @@ def conv_weights(x: Tensor, g: Tensor, into: Tensor | None = None, split: int = 
     each = triton.cdiv(blocks, split)
     split = triton.cdiv(blocks, each)
     shape = 9, channels, out_channels
-    out = torch.empty(clients, *shape, dtype=torch.float32, device=x.device) if into is None else into
-    parts = torch.empty(clients, split, *shape, dtype=torch.float32, device=x.device) if split > 1 else out.unsqueeze(1)
+    out = new(clients, *shape, dtype=torch.float32, device=x.device) if into is None else into
+    parts = new(clients, split, *shape, dtype=torch.float32, device=x.device) if split > 1 else out.unsqueeze(1)
     flat = g.flatten(2, 3)
     launch(
         _conv_weights,

@@ -37,6 +37,11 @@ def power(number: int, most: int) -> int:
     return min(number & -number, most)
 
 
+def new(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where a kernel writes; zeros where it is compiled only, for those who read that."""
+    return (torch.zeros if _AHEAD.get() else torch.empty)(shape, dtype=dtype, device=device)
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> None:  # noqa: ANN401 - Triton's own
     """Run a kernel, or compile it where all that is to come is compiled first."""
     if _AHEAD.get():
@@ -47,13 +52,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> Non
 
 @contextlib.contextmanager
 def compiled_ahead() -> Iterator[None]:
-    """What is launched inside is compiled, on all cores at once, and computes nothing."""
+    """What is launched inside is compiled, on all cores at once, and does not run; its results are zeros."""
     token = _AHEAD.set(True)
     try:
         with (
             torch.autograd.set_multithreading_enabled(False),  # another thread would not know of this
             ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_CORES)) as cores,
-            triton.AsyncCompileMode(cores),
+            triton.AsyncCompileMode(cores, ignore_errors=True),  # whoever runs the kernel hears of them
         ):
             yield
     finally:

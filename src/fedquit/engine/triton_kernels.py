@@ -8,6 +8,7 @@ every function here, and a test compares them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedquit.engine import triton_boxes as boxes
-from fedquit.engine.triton_common import Tiles, launch, power, summed
+from fedquit.engine.triton_common import Tiles, launch, new, power, summed
 
 FEW = 64  # programs that leave half of a GPU idle
 
@@ -331,7 +332,7 @@ def conv(x: Tensor, w: Tensor, stride: int, tiles: Tiles | None = None) -> Tenso
     if tiles is None and boxes.fits(x, w, size, stride, out_channels):
         return boxes.conv(x, w)
     pad, width_out = size // 2, (width - 1) // stride + 1
-    out = torch.empty(clients, batch, width_out, width_out, out_channels, dtype=x.dtype, device=x.device)
+    out = new(clients, batch, width_out, width_out, out_channels, dtype=x.dtype, device=x.device)
     rows = batch * width_out * width_out
     t = _fitting(tiles, rows, out_channels, channels, clients)
     grid = (triton.cdiv(rows, t.rows) * (out_channels // t.columns), clients)
@@ -365,7 +366,7 @@ def conv_back(
         return boxes.conv(g, w, back=True, plus=plus)
     if tiles is None and boxes.strided_fits(g, w, size, stride):
         return boxes.conv_back_strided(g, w, plus=plus)
-    out = torch.empty(clients, batch, width, width, out_channels, dtype=g.dtype, device=g.device)
+    out = new(clients, batch, width, width, out_channels, dtype=g.dtype, device=g.device)
     rows = batch * width * width // (stride * stride)
     t = _fitting(tiles, rows, out_channels, channels, clients)
     tiled = {"ROWS": t.rows, "COLUMNS": t.columns, "DEPTH": t.depth, "num_warps": t.warps, "num_stages": t.stages}
@@ -406,8 +407,8 @@ def conv_weights(
     split = split or max(1, min(rows // 1024, -(-1056 // (blocks * clients))))
     rows_each = triton.cdiv(triton.cdiv(rows, split), tiles.depth) * tiles.depth
     shape = size * size, channels, out_channels
-    out = torch.empty(clients, *shape, dtype=torch.float32, device=x.device) if into is None else into
-    parts = torch.empty(clients, split, *shape, dtype=torch.float32, device=x.device) if split > 1 else out.unsqueeze(1)
+    out = new(clients, *shape, dtype=torch.float32, device=x.device) if into is None else into
+    parts = new(clients, split, *shape, dtype=torch.float32, device=x.device) if split > 1 else out.unsqueeze(1)
     launch(
         _conv_weights,
         (blocks, clients, split),
@@ -439,8 +440,8 @@ def norm(
     Weights and biases (K, C) lie anywhere, but a client's are dense, and both in the same way.
     """
     clients, batch, high, wide, channels = x.shape
-    out = torch.empty_like(x)
-    mean, scale = torch.empty(2, clients * batch, groups, dtype=torch.float32, device=x.device)
+    out = new(*x.shape, dtype=x.dtype, device=x.device)
+    mean, scale = new(2, clients * batch, groups, dtype=torch.float32, device=x.device)
     through = x if shortcut is None else shortcut
     launch(
         _norm,
@@ -470,9 +471,9 @@ def norm_back(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of the images and of the shortcut; between them, what those of weights and biases are sums of."""
     clients, batch, high, wide, channels = x.shape
-    out = torch.empty_like(x)
-    through = torch.empty_like(g) if shortcut else None
-    sums = torch.empty(clients, batch, 2, channels, dtype=torch.float32, device=x.device)
+    out = new(*x.shape, dtype=x.dtype, device=x.device)
+    through = new(*g.shape, dtype=g.dtype, device=g.device) if shortcut else None
+    sums = new(clients, batch, 2, channels, dtype=torch.float32, device=x.device)
     pixels, each = high * wide, channels // groups
     count = pixels * each
     warps = max(1, min(16, count // (2048 if count >= 16384 else 4096)))
@@ -491,10 +492,10 @@ def norm_back(
     return out, sums, through
 
 
-def norm_sums(sums: Tensor, dtype: torch.dtype, into: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+def norm_sums(sums: Tensor, dtype: torch.dtype, into: Sequence[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """The gradients of the weights and the biases (K, C) from what `norm_back` found; or `into` a place."""
     clients, batch, _, channels = sums.shape
-    of_weight, of_bias = into or torch.empty(2, clients, channels, dtype=dtype, device=sums.device)
+    of_weight, of_bias = into or new(2, clients, channels, dtype=dtype, device=sums.device)
     launch(
         _norm_sums,
         (clients, triton.cdiv(channels, 64)),
