@@ -43,7 +43,7 @@ bench: $(VENV)-bench/.ready
 
 # The same on a GPU, with whatever torch and Triton this Python has: all four, and a failure at the end if one failed.
 bench-cuda:
-	failed=; for what in agree round unlearn scale; do PYTHONPATH=src $(PYTHON) -m fedquit bench $$what --device cuda --out runs/bench || failed="$$failed $$what"; done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+	failed=; for what in round agree unlearn scale; do PYTHONPATH=src $(PYTHON) -m fedquit bench $$what --device cuda --out runs/bench || failed="$$failed $$what"; done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 check: setup
 	$(BIN)/ruff check
