@@ -26,7 +26,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from fedquit.engine import triton_boxes as boxes
 from fedquit.engine import triton_kernels as kernels
 from fedquit.engine.stacked import Layout
-from fedquit.engine.stacked_ops import Rerouted, Room
+from fedquit.engine.stacked_ops import Rerouted, Room, StackedConv
 from fedquit.engine.triton_common import Tiles, compiled_ahead, launch
 from fedquit.layers import conv_keeping
 from fedquit.models.resnet import BasicBlock
@@ -376,10 +376,6 @@ def test_a_network_may_ask_for_relu_in_place() -> None:
         assert float((a.float() - b).abs().max()) < 20 * torch.finfo(HALF).eps * float(b.abs().max())
 
 
-def written(room: Room, layout: Layout) -> set[str]:
-    return {n for n, start in zip(layout.shapes, layout.starts, strict=False) if room.holds(start)}
-
-
 class Late(Room):
     """What is computed beside is there when the streams meet, and no sooner: until then its place holds no number."""
 
@@ -453,8 +449,8 @@ def test_no_gradient_is_read_before_it_is_there(
         total = vmap(lambda p, x: network(p, x).float().square().mean())(leaves, x.to(HALF)).sum()
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     room.meet()
-    assert len(written(room, layout)) == beside
-    layout.fill(room.gradients, dict(zip(shapes, found, strict=True)), written(room, layout))
+    assert len(room.claimed) == beside
+    layout.fill(room.gradients, dict(zip(shapes, found, strict=True)), room.claimed)
 
     whole = {n: p.detach().float().contiguous().requires_grad_() for n, p in layout.views(flat).items()}
     losses = [network({n: p[k] for n, p in whole.items()}, x[k]).square().mean() for k in range(CLIENTS)]
@@ -466,7 +462,21 @@ def test_no_gradient_is_read_before_it_is_there(
 
 @pytest.mark.parametrize("channels", [16, 24])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_a_convolution_adds_what_comes_back_for_the_input_that_it_keeps(channels: int, stride: int) -> None:
+def test_a_convolution_adds_what_comes_back_for_the_input_that_it_keeps(
+    channels: int, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes back is read where it lies; only where the channels do not fill a tile is it copied."""
+    sent, added = list[int](), list[int]()
+    back: Callable[..., Tensor] = kernels.conv_back
+
+    def conv_back(*given: Any, plus: Tensor) -> Tensor:
+        added.append(plus.data_ptr())
+        return back(*given, plus=plus)
+
+    def seen(of_kept: Tensor) -> None:
+        sent.append(of_kept.data_ptr())
+
+    monkeypatch.setattr(kernels, "conv_back", conv_back)
     x, w = short(CLIENTS, BATCH, channels, 4, 4), short(CLIENTS, 16, channels, 3, 3, seed=1) / 16
 
     def network(w: Tensor, x: Tensor) -> Tensor:
@@ -477,6 +487,11 @@ def test_a_convolution_adds_what_comes_back_for_the_input_that_it_keeps(channels
     whole = [t.clone().requires_grad_() for t in (w, x)]
     alone = torch.stack([network(whole[0][k], whole[1][k]) for k in range(CLIENTS)]).sum()
     low = [t.to(HALF).requires_grad_() for t in (w, x)]
+    images = low[1].permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)  # channels last, as kernels leave them
+    out, kept = StackedConv.apply(images, low[0], stride, None, True)  # type: ignore[no-untyped-call]
+    kept.register_hook(seen)
+    torch.autograd.grad(out.float().sum() + kept.float().square().sum(), low)
+    assert (sent == added) == (channels == 16)
     with Rerouted(None):
         many = vmap(network)(*low).sum()
     for found, wanted in zip(torch.autograd.grad(many, low), torch.autograd.grad(alone, whole), strict=True):
@@ -520,7 +535,7 @@ def test_a_rerouted_block_under_vmap_is_the_block_of_each_client(stride: int, tw
     room = Room(flat, layout.extents)
     found = gradients(room, layout.views(flat))
     room.meet()
-    layout.fill(room.gradients, dict(zip(names, found, strict=True)), written(room, layout))
+    layout.fill(room.gradients, dict(zip(names, found, strict=True)), room.claimed)
     placed = layout.views(room.gradients)
     for name, wanted in zip(names, gradients(None, weights), strict=True):
         assert float((placed[name].float() - wanted).norm()) < 10 * torch.finfo(HALF).eps * float(wanted.norm()), name

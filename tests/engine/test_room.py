@@ -91,7 +91,7 @@ def test_only_whole_parameters_have_a_place_and_only_once(log: list[str]) -> Non
     assert torch.equal(room.gradients[1], torch.tensor([0.0, 0.0, 1.0, 3.0, 2.0, 4.0, 0.0, 0.0]))
     assert room.places(rows[:, 2:6]) is None, "given away"
     assert room.places(rows[:, :2], rows[:, 2:6]) is None, "one of them given away"
-    assert [room.holds(start) for start in (0, 2, 6)] == [False, True, False]
+    assert room.claimed == {2}
     assert room.places(rows[:, :2], rows[:, 6:]) is not None
 
 
@@ -101,7 +101,7 @@ def test_a_step_begins_anew(log: list[str]) -> None:
         assert room.places(rows[:, :2]) is not None
     room.open()
     room.meet()
-    assert not room.holds(0)
+    assert not room.claimed
     assert room.places(rows[:, :2]) is not None
     assert log == ["beside waits for way back"]
 

@@ -105,12 +105,12 @@ class Layout:
         """How many numbers each parameter has, by where it begins."""
         return dict(zip(self.starts, map(math.prod, self.shapes.values()), strict=False))
 
-    def fill(self, rows: Tensor, params: Mapping[str, Tensor | None], kept: Container[str] = ()) -> None:
-        """Write parameters, or gradients, into rows, or add them to what is kept; None is zero."""
+    def fill(self, rows: Tensor, params: Mapping[str, Tensor | None], kept: Container[int] = ()) -> None:
+        """Write parameters, or gradients, into rows, or add them to what is kept where one begins; None is zero."""
         into, source = [], []
-        for name, view in self.views(rows).items():
+        for (name, view), start in zip(self.views(rows).items(), self.starts, strict=False):
             given = params[name]
-            if name in kept:
+            if start in kept:
                 if given is not None:
                     view.add_(given)
             elif given is None:
@@ -152,9 +152,8 @@ class Schedule:
         step, row, sizes = torch.tensor(batches, dtype=torch.long).view(-1, 3).to(device).unbind(1)
         at = torch.cat([job.own.at[job.plan.order] for job in jobs]).to(device)
         first = sizes.cumsum(0) - sizes
-        which = torch.arange(len(sizes), device=device).repeat_interleave(
-            sizes, output_size=len(at)
-        )  # each one's batch
+        batch = torch.arange(len(sizes), device=device)
+        which = batch.repeat_interleave(sizes, output_size=len(at))  # the batch of each example
         place = step[which], row[which], torch.arange(len(at), device=device) - first[which]
         for f in fields(self):
             getattr(self, f.name).zero_()
@@ -398,8 +397,7 @@ class Work:
         """As rows: through the copies in lower precision, and through the parameters where a loss has them too."""
         names = list(self.layout.shapes)
         rows = self.room.gradients[:width]
-        written = {n for n, start in zip(names, self.layout.starts, strict=False) if self.room.holds(start)}
-        self.layout.fill(rows, dict(zip(names, found[: len(names)], strict=True)), written)
+        self.layout.fill(rows, dict(zip(names, found[: len(names)], strict=True)), self.room.claimed)
         directly = dict(zip(names, found[len(names) :], strict=True)) if self.low is not None else {}
         if any(g is not None for g in directly.values()):
             more = torch.zeros_like(self.rows[:width])

@@ -63,13 +63,13 @@ class Room:
     def __init__(self, weights: Tensor, extents: Mapping[int, int]) -> None:
         """The rows of all clients' weights; how many numbers each parameter has, by where it begins in a row."""
         self.weights, self.gradients, self._extents = weights, torch.zeros_like(weights), extents
-        self._claimed: set[int] = set()
+        self.claimed: set[int] = set()  # where the parameters begin whose gradients kernels write
         self._beside = torch.cuda.Stream(weights.device) if weights.is_cuda else None
         self._in_use: list[Tensor] = []  # until the streams meet: memory that is let go of is written anew
 
     def open(self) -> None:
         """Before each step."""
-        self._claimed.clear()
+        self.claimed.clear()
         self._in_use.clear()
 
     def places(self, *weights: Tensor) -> tuple[Tensor, ...] | None:
@@ -81,16 +81,12 @@ class Room:
             for w, start in zip(weights, starts, strict=True)
         ):
             return None
-        if len({*starts, *self._claimed}) < len(starts) + len(self._claimed):
+        if len(set(starts)) < len(starts) or not self.claimed.isdisjoint(starts):
             return None
-        self._claimed.update(starts)
+        self.claimed.update(starts)
         return tuple(
             self.gradients.as_strided(w.shape, w.stride(), start) for w, start in zip(weights, starts, strict=True)
         )
-
-    def holds(self, start: int) -> bool:
-        """Whether a kernel wrote the gradient of the parameter that begins there: what torch found comes on top."""
-        return start in self._claimed
 
     @contextlib.contextmanager
     def beside(self, *read: Tensor) -> Iterator[None]:
@@ -154,9 +150,9 @@ class StackedConv(Function):
                 found = kernels.conv_weights(images, g, size, ctx.stride)[:, :, : ctx.channels]
                 of_w = found.unflatten(1, (size, size)).permute(0, 4, 3, 1, 2).to(taps.dtype)
         if ctx.needs_input_grad[0]:
-            plus = None
-            if len(gradients) > 1:
-                plus = functional.pad(last(gradients[1]), (0, images.shape[-1] - ctx.channels))
+            plus = last(gradients[1]) if len(gradients) > 1 else None
+            if plus is not None and images.shape[-1] > ctx.channels:  # padding by nothing would be a copy
+                plus = functional.pad(plus, (0, images.shape[-1] - ctx.channels))
             of_x = first(kernels.conv_back(g, taps, ctx.stride, images.shape[2], plus=plus))[:, :, : ctx.channels]
         return of_x, of_w, None, None, None
 
