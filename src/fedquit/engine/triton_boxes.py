@@ -17,13 +17,24 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fedquit.engine.triton_common import Tiles, launch, new, power, summed
+from fedquit.engine.triton_common import Tiles, launch, new, power, stored, summed
 
 CHANNELS = 64  # a box is so deep: 128 bytes, which the tensor cores read without conflicts
 PIXELS = 64  # of one step of the weights' gradient
 ENOUGH, SOME = 96, 40  # programs of 128 by 128 that keep a GPU busy, and half of it
 PROGRAMS = 132  # that work on the weights' gradient: one on each of a GPU's processors
 BLOCKS = 6  # of pixels, the fewest that a program of its own pays for
+
+
+@triton.jit
+def _tile(
+    width: tl.constexpr, channels_out: tl.constexpr, IMAGES: tl.constexpr, HIGH: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """What a program computes: its first output channel, its number among the boxes, and where that box begins."""
+    across: tl.constexpr = channels_out // COLUMNS
+    tall: tl.constexpr = width // HIGH
+    block = tl.program_id(0) // across
+    return tl.program_id(0) % across * COLUMNS, block, block // tall * IMAGES, block % tall * HIGH
 
 
 @triton.jit
@@ -46,11 +57,7 @@ def _conv(
 ):
     client = tl.program_id(1)
     ROWS: tl.constexpr = IMAGES * HIGH * width
-    across: tl.constexpr = channels_out // COLUMNS
-    tall: tl.constexpr = width // HIGH
-    column = tl.program_id(0) % across * COLUMNS
-    block = tl.program_id(0) // across
-    image, top = block // tall * IMAGES, block % tall * HIGH
+    column, block, image, top = _tile(width, channels_out, IMAGES, HIGH, COLUMNS)
     total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
     slices: tl.constexpr = channels_in // DEPTH
     for i in range(9 * slices):
@@ -63,11 +70,7 @@ def _conv(
         total = tl.dot(a, b.T, total)
     row = block * ROWS + tl.arange(0, ROWS)
     here = client.to(tl.int64) * out_client + row[:, None] * channels_out + column + tl.arange(0, COLUMNS)[None, :]
-    inside = (row < rows)[:, None]
-    found = total.T
-    if PLUS:
-        found += tl.load(plus_at + here, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_at + here, found.to(out_at.dtype.element_ty), mask=inside)
+    stored(total.T, out_at, plus_at, here, (row < rows)[:, None], PLUS)
 
 
 @triton.jit(do_not_specialize=["images"])
@@ -91,11 +94,7 @@ def _conv_back_strided(
     client = tl.program_id(1)
     odd_y, odd_x = 1 - tl.program_id(2) // 2, 1 - tl.program_id(2) % 2  # those with the most taps first
     ROWS: tl.constexpr = IMAGES * HIGH * width
-    across: tl.constexpr = channels_out // COLUMNS
-    tall: tl.constexpr = width // HIGH
-    column = tl.program_id(0) % across * COLUMNS
-    block = tl.program_id(0) // across
-    image, top = block // tall * IMAGES, block % tall * HIGH
+    column, _, image, top = _tile(width, channels_out, IMAGES, HIGH, COLUMNS)
     total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
     slices: tl.constexpr = channels_in // DEPTH
     for i in range((1 + odd_y) * (1 + odd_x) * slices):
@@ -109,11 +108,7 @@ def _conv_back_strided(
     of_image, y, x = row // (HIGH * width), row // width % HIGH, row % width
     pixel = ((image + of_image) * 2 * width + 2 * (top + y) + odd_y) * 2 * width + 2 * x + odd_x
     here = client.to(tl.int64) * out_client + pixel[:, None] * channels_out + column + tl.arange(0, COLUMNS)[None, :]
-    inside = (image + of_image < images)[:, None]
-    found = total.T
-    if PLUS:
-        found += tl.load(plus_at + here, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_at + here, found.to(out_at.dtype.element_ty), mask=inside)
+    stored(total.T, out_at, plus_at, here, (image + of_image < images)[:, None], PLUS)
 
 
 @triton.jit(do_not_specialize=["images", "blocks_each"])

@@ -65,6 +65,14 @@ def compiled_ahead() -> Iterator[None]:
         _AHEAD.reset(token)
 
 
+@triton.jit
+def stored(found, out_at, plus_at, here, inside, PLUS: tl.constexpr) -> None:
+    """Write a tile of what was found, plus what lies there in another tensor."""
+    if PLUS:
+        found += tl.load(plus_at + here, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_at + here, found.to(out_at.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["many"])
 def _summed(parts_at, out_at, out_client, count, many, BLOCK: tl.constexpr):
     client = tl.program_id(1).to(tl.int64)

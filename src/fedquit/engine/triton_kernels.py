@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedquit.engine import triton_boxes as boxes
-from fedquit.engine.triton_common import Tiles, launch, new, power, summed
+from fedquit.engine.triton_common import Tiles, launch, new, power, stored, summed
 
 FEW = 64  # programs that leave half of a GPU idle
 
@@ -82,10 +82,7 @@ def _conv(
             b = tl.load(w_at + tap * w_tap + channel[:, None] * w_in + column[None, :] * w_out)
         total = tl.dot(a, b, total)
     here = client * out_client + row[:, None] * channels_out + column[None, :]
-    inside = (row < rows)[:, None]
-    if PLUS:
-        total += tl.load(plus_at + here, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_at + here, total.to(out_at.dtype.element_ty), mask=inside)
+    stored(total, out_at, plus_at, here, (row < rows)[:, None], PLUS)
 
 
 @triton.jit
@@ -141,10 +138,7 @@ def _conv_back_strided(
         total = tl.dot(a, b, total)
     pixel = (image * width + y) * width + z
     here = client * out_client + pixel[:, None] * channels_out + column[None, :]
-    inside = (row < rows)[:, None]
-    if PLUS:
-        total += tl.load(plus_at + here, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_at + here, total.to(out_at.dtype.element_ty), mask=inside)
+    stored(total, out_at, plus_at, here, (row < rows)[:, None], PLUS)
 
 
 @triton.jit
