@@ -136,7 +136,7 @@ def test_every_benchmark_of_a_gpu_has_its_turn_and_a_failure_is_told_at_the_end(
     root = Path(__file__).parents[2]
     done = subprocess.run(["make", "bench-cuda", "PYTHON=false"], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "failed: agree round unlearn scale" in done.stdout
+    assert "failed: round agree unlearn scale" in done.stdout  # the round first, while caches are cold
 
 
 def test_the_plain_loop_is_fedavg(small: Setting) -> None:
