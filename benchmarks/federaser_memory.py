@@ -40,8 +40,8 @@ def recipe(rounds: int) -> dict[str, Any]:
 
 def measured(rounds: int, folder: Path) -> dict[str, float]:
     """One history, built and replayed in this process."""
-    from fedquit.recipe import Recipe, build
-    from fedquit.runner import run
+    from fedquit.running.recipe import Recipe, build
+    from fedquit.running.runner import run
 
     began = time.perf_counter()
     results = run(build(Recipe, recipe(rounds), "recipe"), folder / "run")

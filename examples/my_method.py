@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedquit.core import Batch, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
+from fedquit.core import Batch, Federation, Local, Method, Model, Params, Request, Sent, State, Task, Trained, mean
 from fedquit.errors import InputError
-from fedquit.method import Method
-from fedquit.params import mean
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from fedquit import files
-from fedquit.recipe import Recipe, build
-from fedquit.runner import run
+from fedquit.running.recipe import Recipe, build
+from fedquit.running.runner import run
+from fedquit.utils import files
 
 MOMENTS = ("before", "half-written", "after")
 

@@ -25,10 +25,10 @@ from fedquit.core import (
     Task,
     Trained,
 )
+from fedquit.core.fedavg import cross_entropy
+from fedquit.core.method import Method
+from fedquit.core.params import add, mean, mix, sub
 from fedquit.data import Dataset
-from fedquit.fedavg import cross_entropy
-from fedquit.method import Method
-from fedquit.params import add, mean, mix, sub
 
 
 @dataclass(frozen=True)

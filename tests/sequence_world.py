@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedquit.attacks import ATTACKS
+from fedquit.audit.attacks import ATTACKS
 from fedquit.data.federated import Dataset
-from fedquit.recipe import Recipe, build
+from fedquit.running.recipe import Recipe, build
 
 VOCABULARY, LENGTH, CLIENTS = 12, 6, 4
 

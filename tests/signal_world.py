@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedquit.audit.scores import Floats, Signals, signals
 from fedquit.core import Params
-from fedquit.signals import Floats, Signals, signals
 
 CLASSES = 10
 TRAINED, UNSEEN = 6.0, 3.0  # mean margin

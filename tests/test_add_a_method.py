@@ -21,12 +21,12 @@ import pytest
 import torch
 
 from fedquit.core import Batch
+from fedquit.core.method import Method
 from fedquit.errors import InputError
-from fedquit.method import Method
 from fedquit.methods import METHODS
-from fedquit.recipe import build, load
-from fedquit.runner import run
-from fedquit.store import StateFile
+from fedquit.running.recipe import build, load
+from fedquit.running.runner import run
+from fedquit.running.store import StateFile
 from worlds import tiny
 
 ROOT = Path(__file__).parent.parent

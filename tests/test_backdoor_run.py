@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from fedquit.audit.metrics.backdoor import Trigger
+from fedquit.audit.poison import plant, trigger_for
 from fedquit.data.federated import Dataset, FederatedData
-from fedquit.data.poison import plant, trigger_for
 from fedquit.errors import InputError, RequestError
-from fedquit.metrics.backdoor import Trigger
-from fedquit.recipe import Recipe
-from fedquit.runner import run
-from fedquit.world import open_world
+from fedquit.running.recipe import Recipe
+from fedquit.running.runner import run
+from fedquit.running.setup import open_world
 from worlds import tiny
 
 PLANTED: dict[str, Any] = {"backdoor": 0.5, "backdoor_target": 2, "backdoor_size": 2, "attacks": []}

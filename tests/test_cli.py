@@ -11,7 +11,7 @@ import pytest
 
 from fedquit import __version__
 from fedquit.cli import main
-from fedquit.recipe import packaged
+from fedquit.running.recipe import packaged
 
 HERE = Path(__file__).parent
 TINY = """

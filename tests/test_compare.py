@@ -21,16 +21,16 @@ import pytest
 
 from fedquit.cli import main
 from fedquit.cli.runs import _print_comparison
-from fedquit.compare import chosen_methods, compare, default_targets, parse_targets
-from fedquit.comparison import Floor, Line, Outcome, named, summarised
 from fedquit.core import Federation, Request, State, Trained
+from fedquit.core.method import Method
 from fedquit.data import Dataset, load_dataset
 from fedquit.errors import FedquitError, InputError, UnknownNameError
-from fedquit.method import Method
 from fedquit.methods import METHODS
 from fedquit.report import write_report
-from fedquit.side_by_side import SideBySide, WorkerLostError
-from fedquit.training import Silent
+from fedquit.running.training_cache import Silent
+from fedquit.studies.comparison import chosen_methods, compare, default_targets, parse_targets
+from fedquit.studies.comparison_table import Floor, Line, Outcome, named, summarised
+from fedquit.studies.workers import SideBySide, WorkerLostError
 from worlds import TINY, tiny
 
 
@@ -130,7 +130,11 @@ def test_every_process_finds_the_data_where_the_command_line_says(jobs: int, tmp
 @pytest.mark.slow
 def test_a_process_ends_with_the_one_that_asked_it() -> None:
     """Or it would hold the locks of what it was at."""
-    beginning = "import sys, time; from fedquit.side_by_side import SideBySide; from fedquit.training import Silent\n"
+    beginning = (
+        "import sys, time\n"
+        "from fedquit.running.training_cache import Silent\n"
+        "from fedquit.studies.workers import SideBySide\n"
+    )
     asking = beginning + (
         "with SideBySide('test_compare:sleeps', 1, lambda n: Silent()) as one:\n"
         "    print([process for _, process in one.run([{}])])\n"
@@ -200,7 +204,7 @@ def test_a_process_that_is_just_starting_ends_with_the_others(monkeypatch: pytes
         time.sleep(0.5)
         return started[-1]
 
-    monkeypatch.setattr("fedquit.side_by_side.subprocess.Popen", slowly)
+    monkeypatch.setattr("fedquit.studies.workers.subprocess.Popen", slowly)
     with SideBySide("test_compare:sleeps", 1, lambda _: Silent()) as one:
         threading.Thread(target=lambda: list(one.run([{}] * 3)), daemon=True).start()
         assert begun.wait(60)

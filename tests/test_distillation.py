@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedquit.distillation import LOSSES, ce, cosine, distillation_loss, kl, mse
-from fedquit.virtual_teacher import TEACHERS, virtual_logits
+from fedquit.distill.losses import LOSSES, ce, cosine, distillation_loss, kl, mse
+from fedquit.distill.virtual_teacher import TEACHERS, virtual_logits
 
 
 @st.composite

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from fedquit.attacks import ATTACKS
+from fedquit.audit.attacks import ATTACKS
+from fedquit.audit.evaluation import BINS, SETS, Evaluation, accuracy
 from fedquit.cli import app
 from fedquit.core import Params, Request
 from fedquit.data.federated import Dataset, FederatedData
-from fedquit.evaluate import BINS, SETS, Evaluation, accuracy
-from fedquit.meter import Costs
-from fedquit.runner import run
+from fedquit.running.costs import Costs
+from fedquit.running.runner import run
 from worlds import tiny
 
 

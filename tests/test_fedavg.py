@@ -31,10 +31,10 @@ from fedquit.core import (
     Task,
     Training,
 )
+from fedquit.core.fedavg import Learn, cohort, cross_entropy, fedavg
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.engine import Address, Ask, SequentialEngine
 from fedquit.errors import InputError
-from fedquit.fedavg import Learn, cohort, cross_entropy, fedavg
 from fedquit.models import FunctionalModel
 
 

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedquit.core import Batch, Local, Model, Params, Sent, Task
+from fedquit.core.fedavg import Learn
 from fedquit.engine.plan import make_plan
-from fedquit.fedavg import Learn
-from fedquit.flops import Flops, Shape, batches, step_flops
 from fedquit.methods.fedau import LearnBoth, TrainHead
 from fedquit.methods.fedquit import Distill
 from fedquit.methods.fukd import Imitate
@@ -24,6 +23,7 @@ from fedquit.methods.fused import TrainAdapters, places
 from fedquit.methods.mode import Guide
 from fedquit.methods.pga import Ascend
 from fedquit.models import FunctionalModel, load_model
+from fedquit.running.flops import Flops, Shape, batches, step_flops
 
 FASHION = Shape((1, 28, 28))
 MLP = 2 * (784 * 64 + 64 * 10)  # forward of one example

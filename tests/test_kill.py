@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedquit.recipe import Recipe
+from fedquit.running.recipe import Recipe
 from killable import asked_twice, outcome
 from worlds import tiny
 

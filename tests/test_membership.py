@@ -5,7 +5,7 @@ import pytest
 
 from fedquit.core import Request
 from fedquit.errors import RequestError
-from fedquit.membership import Membership
+from fedquit.running.membership import Membership
 
 
 def test_a_client_that_was_forgotten_is_out_for_good() -> None:

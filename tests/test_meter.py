@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fedquit.core import ClientId, Local, Model, Params, Reply, State
-from fedquit.fedavg import Learn
-from fedquit.meter import Costs, Metered
-from fedquit.params import nbytes
-from fedquit.runner import run
-from fedquit.world import open_world
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import nbytes
+from fedquit.running.costs import Costs, Metered
+from fedquit.running.runner import run
+from fedquit.running.setup import open_world
 from worlds import tiny
 
 P = {"w": torch.zeros(10, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float32)}  # 88 bytes

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedquit import __version__
-from fedquit.recipe import packaged
+from fedquit.running.recipe import packaged
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
-from fedquit.accounting import FEDOSD_ROUNDS, SETTINGS, Bill, Setting, bill, budget, printed, times_cheaper
 from fedquit.errors import InputError, UnknownNameError
+from fedquit.running.paper_costs import FEDOSD_ROUNDS, SETTINGS, Bill, Setting, bill, budget, printed, times_cheaper
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper" / "fedquit.tex"
 COLUMNS = ("bytes", "bytes x", "flops", "flops x", "storage", "storage x")
@@ -367,7 +367,7 @@ def test_what_cannot_be_charged_is_refused() -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    script = "import sys, fedquit.accounting; sys.exit('torch' in sys.modules)"
+    script = "import sys, fedquit.running.paper_costs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

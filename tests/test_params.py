@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedquit import params as algebra
 from fedquit.core import Params, Reply
+from fedquit.core import params as algebra
 from fedquit.errors import InputError, NoExamplesError, NonFiniteError
 
 

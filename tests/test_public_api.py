@@ -11,8 +11,8 @@ def test_all_public_names_can_be_had_and_no_others_are_shown() -> None:
     assert dir(fedquit) == fedquit.__all__
     for name in fedquit.__all__:
         assert getattr(fedquit, name) is not None
-    assert fedquit.unlearn.__module__ == "fedquit.unlearning"
-    assert fedquit.virtual_logits.__module__ == "fedquit.virtual_teacher"
+    assert fedquit.unlearn.__module__ == "fedquit.distill.unlearning"
+    assert fedquit.virtual_logits.__module__ == "fedquit.distill.virtual_teacher"
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from data.published_world import PARTITIONS, unpacked
+from fedquit.audit.scores import signals
 from fedquit.cli.options import chosen
 from fedquit.core import Request, State, Trained
-from fedquit.data.look import AS_STORED
-from fedquit.fedavg import Learn, fedavg
+from fedquit.core.fedavg import Learn, fedavg
+from fedquit.core.params import fingerprint
+from fedquit.data.preprocessing import AS_STORED
 from fedquit.methods.fedquit import FedQUIT
-from fedquit.params import fingerprint
-from fedquit.recipe import load
-from fedquit.session import Session
-from fedquit.signals import signals
-from fedquit.world import World, open_world
+from fedquit.running.recipe import load
+from fedquit.running.session import Session
+from fedquit.running.setup import World, open_world
 
 pytestmark = pytest.mark.slow
 STEP = 1e-6  # of an epoch: at least one step is taken

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fedquit.core import Local
+from fedquit.core.fedavg import Learn
 from fedquit.errors import FedquitError, InputError, UnknownNameError
-from fedquit.fedavg import Learn
 from fedquit.methods.fedquit import FedQUIT
 from fedquit.methods.pga import PGA
-from fedquit.recipe import Recipe, TrainRecipe, build, load, packaged
+from fedquit.running.recipe import Recipe, TrainRecipe, build, load, packaged
 
 
 def written(folder: Path, text: str, name: str = "r.toml") -> str:

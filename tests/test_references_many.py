@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from fedquit.attacks.rmia import rmia
-from fedquit.attacks.strength import auc, roc
+from fedquit.audit.attacks.rmia import rmia
+from fedquit.audit.attacks.roc import auc, roc
 from fedquit.cli import main
-from fedquit.compare import compare
-from fedquit.comparison import Outcome, summarised
 from fedquit.errors import InputError
-from fedquit.recipe import build
-from fedquit.references import Evidence, Finds, Found, Halves, InHalves, Phis, compared, gathered, is_farther
 from fedquit.report import write_report
-from fedquit.training import Silent
+from fedquit.running.recipe import build
+from fedquit.running.training_cache import Silent
+from fedquit.studies.comparison import compare
+from fedquit.studies.comparison_table import Outcome, summarised
+from fedquit.studies.many_models import Evidence, Finds, Found, Halves, InHalves, Phis, compared, gathered, is_farther
 from worlds import tiny
 
 RNG = np.random.default_rng(0)

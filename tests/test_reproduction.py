@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedquit.recipe import Recipe, build
+from fedquit.running.recipe import Recipe, build
 
 ROOT = Path(__file__).parents[1]
 RECORDS = sorted((ROOT / "results").glob("*/*.json"))

@@ -17,17 +17,17 @@ import torch
 from by_hand import run_client
 from fedquit import unlearn
 from fedquit.core import Request
+from fedquit.core.fedavg import cross_entropy
+from fedquit.core.params import fingerprint, mix
 from fedquit.data.samples import choose_samples
 from fedquit.engine import Address
 from fedquit.errors import FedquitError, NonFiniteError, RequestError, StoreError
-from fedquit.fedavg import cross_entropy
 from fedquit.methods.fedquit import FedQUIT
-from fedquit.params import fingerprint, mix
-from fedquit.recipe import Recipe
-from fedquit.runner import run
-from fedquit.store import StateFile, locked
-from fedquit.training import Silent, train
-from fedquit.world import open_world
+from fedquit.running.recipe import Recipe
+from fedquit.running.runner import run
+from fedquit.running.setup import open_world
+from fedquit.running.store import StateFile, locked
+from fedquit.running.training_cache import Silent, train
 from worlds import tiny
 
 

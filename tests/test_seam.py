@@ -13,16 +13,16 @@ import torch
 
 from by_hand import run_client
 from fedquit.core import Local, Request, State
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import add, fingerprint, sub
 from fedquit.data.federated import FederatedData
 from fedquit.engine import Address
-from fedquit.fedavg import Learn
-from fedquit.params import add, fingerprint, sub
-from fedquit.runner import run
-from fedquit.session import Session, advance
-from fedquit.store import Kept, StateFile
-from fedquit.training import Federated, Silent
-from fedquit.training import train as train_federation
-from fedquit.world import World, open_world
+from fedquit.running.runner import run
+from fedquit.running.session import Session, advance
+from fedquit.running.setup import World, open_world
+from fedquit.running.store import Kept, StateFile
+from fedquit.running.training_cache import Federated, Silent
+from fedquit.running.training_cache import train as train_federation
 from seam_methods import FromOwn, Imitate, LearnHead
 from worlds import tiny
 

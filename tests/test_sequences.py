@@ -15,16 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from fedquit import unlearn
-from fedquit.attacks import ATTACKS
-from fedquit.attacks.lira import lira_offline, ulira
-from fedquit.attacks.rmia import rmia
-from fedquit.compare import compare
+from fedquit.audit.attacks import ATTACKS
+from fedquit.audit.attacks.lira import lira_offline, ulira
+from fedquit.audit.attacks.rmia import rmia
+from fedquit.audit.metrics.forgetting_quality import forgetting_quality
+from fedquit.audit.metrics.holdout import holdout_null
+from fedquit.audit.metrics.klom import klom
+from fedquit.audit.metrics.leakage import leakage
+from fedquit.audit.scores import Signals, js_divergence, signals
 from fedquit.core import Batch, Local, Params, Request, Task
+from fedquit.core.fedavg import Learn
 from fedquit.data.samples import choose_samples
-from fedquit.distillation import LOSSES
+from fedquit.distill.losses import LOSSES
+from fedquit.distill.virtual_teacher import TEACHERS
 from fedquit.engine import Address
 from fedquit.errors import InputError, RequestError
-from fedquit.fedavg import Learn
 from fedquit.methods import METHODS
 from fedquit.methods.ascent import Climb
 from fedquit.methods.fedau import LearnBoth, TrainHead
@@ -35,19 +40,14 @@ from fedquit.methods.fukd import Imitate
 from fedquit.methods.fused import TrainAdapters, places
 from fedquit.methods.mode import Guide
 from fedquit.methods.pga import Ascend
-from fedquit.metrics.forgetting_quality import forgetting_quality
-from fedquit.metrics.holdout import holdout_null
-from fedquit.metrics.klom import klom
-from fedquit.metrics.leakage import leakage
 from fedquit.models import FunctionalModel
 from fedquit.report import write_report
-from fedquit.runner import run
-from fedquit.signals import Signals, js_divergence, signals
-from fedquit.store import StateFile
-from fedquit.sweep import sweep_rates
-from fedquit.training import Silent, train
-from fedquit.virtual_teacher import TEACHERS
-from fedquit.world import World, open_world
+from fedquit.running.runner import run
+from fedquit.running.setup import World, open_world
+from fedquit.running.store import StateFile
+from fedquit.running.training_cache import Silent, train
+from fedquit.studies.comparison import compare
+from fedquit.studies.sweep import sweep_rates
 from sequence_world import LENGTH, VOCABULARY, talk, talking
 
 # Fewer rounds than by default, so that all of this takes seconds.

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from fedquit.core import Model, Params, Reply, State
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import mean
 from fedquit.engine import Address, Ask
 from fedquit.errors import InputError, NonFiniteError, RequestError
-from fedquit.fedavg import Learn
-from fedquit.meter import Costs, Metered
-from fedquit.params import mean
-from fedquit.session import Session, advance
-from fedquit.store import DiskMemory, Journal, StateFile
+from fedquit.running.costs import Costs, Metered
+from fedquit.running.session import Session, advance
+from fedquit.running.store import DiskMemory, Journal, StateFile
 
 START: Params = {"w": torch.zeros(2), "b": torch.zeros(())}
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedquit.audit.scores import Signals, js_divergence, signals
+from fedquit.core.fedavg import cross_entropy
 from fedquit.errors import InputError, NonFiniteError
-from fedquit.fedavg import cross_entropy
-from fedquit.signals import Signals, js_divergence, signals
 from signal_world import Given, drawn, of_logits
 
 quick = settings(max_examples=40)

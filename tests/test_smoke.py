@@ -15,12 +15,12 @@ from data.published_world import SAMPLES, SMALL_BIRDS, small_cifar10, small_cifa
 from fedquit.cli import main
 from fedquit.data.cifar import read_cifar
 from fedquit.data.cub import read_birds
-from fedquit.data.look import Pixels
 from fedquit.data.partition import PARTITIONS
-from fedquit.recipe import Recipe, build, load, packaged
-from fedquit.runner import run
-from fedquit.smoke import LARGEST, few, images, smoke, text
-from fedquit.world import open_world
+from fedquit.data.preprocessing import Pixels
+from fedquit.running.recipe import Recipe, build, load, packaged
+from fedquit.running.runner import run
+from fedquit.running.setup import open_world
+from fedquit.running.smoke import LARGEST, few, images, smoke, text
 
 NAMES = packaged()
 BEGINS_UNTRAINED = pytest.mark.filterwarnings("ignore:mit_b0 begins untrained")

@@ -17,11 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedquit.core import Params, Reply, State
+from fedquit.core.params import fingerprint
 from fedquit.errors import StoreError
-from fedquit.files import append_line, read_json, write_atomic
-from fedquit.params import fingerprint
-from fedquit.runner import run
-from fedquit.store import (
+from fedquit.running.runner import run
+from fedquit.running.store import (
     DiskMemory,
     Journal,
     Kept,
@@ -30,6 +29,7 @@ from fedquit.store import (
     locked,
     save_params,
 )
+from fedquit.utils.files import append_line, read_json, write_atomic
 from worlds import tiny
 
 
@@ -92,7 +92,7 @@ def test_a_full_disk_leaves_the_previous_state_intact(tmp_path: Path, monkeypatc
 WRITES_TOO_MUCH = """
 import resource, signal, sys
 from pathlib import Path
-from fedquit.files import write_atomic
+from fedquit.utils.files import write_atomic
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 write_atomic(Path(sys.argv[1]), b"x" * 100_000)

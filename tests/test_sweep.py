@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedquit.errors import InputError
-from fedquit.sweep import Candidate, choose, parse_rates, sweep_rates
+from fedquit.studies.sweep import Candidate, choose, parse_rates, sweep_rates
 from worlds import tiny
 
 

@@ -15,9 +15,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedquit.distillation import kl
-from fedquit.unlearning import unlearn
-from fedquit.virtual_teacher import virtual_logits
+from fedquit.distill.losses import kl
+from fedquit.distill.unlearning import unlearn
+from fedquit.distill.virtual_teacher import virtual_logits
 
 ROUNDING = 1e-12
 MASS_KEEPING: list[tuple[str, dict[str, float]]] = [

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from fedquit.distill.unlearning import OPTIMIZERS, unlearn
+from fedquit.distill.virtual_teacher import TEACHERS, virtual_logits
 from fedquit.errors import InputError, NonFiniteError, UnknownNameError
-from fedquit.unlearning import OPTIMIZERS, unlearn
-from fedquit.virtual_teacher import TEACHERS, virtual_logits
 
 
 def seeded(seed: int = 0) -> torch.Generator:

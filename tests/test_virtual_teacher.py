@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedquit.errors import InputError, NonFiniteError, UnknownNameError
-from fedquit.virtual_teacher import (
+from fedquit.distill.virtual_teacher import (
     DEFAULTS,
     TEACHERS,
     TeacherOptions,
@@ -32,6 +31,7 @@ from fedquit.virtual_teacher import (
     top_k,
     virtual_logits,
 )
+from fedquit.errors import InputError, NonFiniteError, UnknownNameError
 
 OPTIONS: TeacherOptions = {"v": -1.5, "tau": 3.0, "k": 2}
 MASS_KEEPING = ["min", "temperature", "flatten", "topk", "logit_ladder", "probability_ladder"]

@@ -15,7 +15,7 @@ import torch
 
 from fedquit.cli import main
 from fedquit.data import load_dataset
-from fedquit.data.look import DRAWS, Pixels
+from fedquit.data.preprocessing import DRAWS, Pixels
 from fedquit.errors import UnknownNameError
 
 ROOT = Path(__file__).parent.parent

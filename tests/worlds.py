@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from fedquit.core import Federation, Request, State, Trained
-from fedquit.method import Method
-from fedquit.recipe import Recipe, build
+from fedquit.core.method import Method
+from fedquit.running.recipe import Recipe, build
 
 TINY: dict[str, Any] = {
     "title": "tiny",

@@ -13,17 +13,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedquit.distill.unlearning import unlearn as unlearn
+    from fedquit.distill.virtual_teacher import virtual_logits as virtual_logits
     from fedquit.errors import FedquitError as FedquitError
-    from fedquit.unlearning import unlearn as unlearn
-    from fedquit.virtual_teacher import virtual_logits as virtual_logits
 
 __version__ = "0.1.0"
 __all__ = ["FedquitError", "__version__", "unlearn", "virtual_logits"]
 
 _HOMES = {
     "FedquitError": "fedquit.errors",
-    "unlearn": "fedquit.unlearning",
-    "virtual_logits": "fedquit.virtual_teacher",
+    "unlearn": "fedquit.distill.unlearning",
+    "virtual_logits": "fedquit.distill.virtual_teacher",
 }
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedquit.attacks.lira import lira_offline, lira_online, ulira
-from fedquit.attacks.strength import auc, roc
+from fedquit.audit.attacks.lira import lira_offline, lira_online, ulira
+from fedquit.audit.attacks.roc import auc, roc
+from fedquit.audit.scores import Floats
 from fedquit.errors import InputError
-from fedquit.signals import Floats
 from signal_world import Kind, phi_over_models
 
 quick = settings(max_examples=30)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedquit.attacks.strength import FPRS, auc, clopper_pearson, roc
+from fedquit.audit.attacks.roc import FPRS, auc, clopper_pearson, roc
 from fedquit.errors import InputError
 
 quick = settings(max_examples=60)

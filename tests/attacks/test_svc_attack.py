@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from sklearn.svm import SVC
 
-from fedquit.attacks import svc as module
-from fedquit.attacks.svc import song_svc, svc
-from fedquit.signals import Floats
+from fedquit.audit.attacks import svc as module
+from fedquit.audit.attacks.svc import song_svc, svc
+from fedquit.audit.scores import Floats
 from signal_world import scene
 
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedquit.attacks import ATTACKS, REFERENCE_ATTACKS, described
-from fedquit.attacks.threshold import (
+from fedquit.audit.attacks import ATTACKS, REFERENCE_ATTACKS, described
+from fedquit.audit.attacks.threshold import (
     best_threshold,
     song_confidence,
     song_correctness,
@@ -24,8 +24,8 @@ from fedquit.attacks.threshold import (
     song_modified_entropy,
     yeom,
 )
+from fedquit.audit.scores import Signals
 from fedquit.errors import InputError
-from fedquit.signals import Signals
 from signal_world import scene
 
 quick = settings(max_examples=40)

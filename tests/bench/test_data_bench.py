@@ -15,7 +15,7 @@ from data.published_world import unpacked
 from fedquit.bench import data as benched
 from fedquit.bench.data import Sizes, measured, peak_memory, whole
 from fedquit.data.federated import Dataset
-from fedquit.data.look import Pixels
+from fedquit.data.preprocessing import Pixels
 from fedquit.engine import Examples
 from fedquit.errors import InputError
 

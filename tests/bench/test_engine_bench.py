@@ -19,12 +19,12 @@ from fedquit.bench.measure import Bench
 from fedquit.bench.settings import CIFAR, RAGGED, Setting, Timed, digits, engine, noisy, plain
 from fedquit.cli import main
 from fedquit.core import Local
+from fedquit.core.params import fingerprint
 from fedquit.data.federated import FederatedData
-from fedquit.engine import stacked
 from fedquit.engine.sequential import Outcome
+from fedquit.engine.stacked import engine as stacked
 from fedquit.errors import InputError, UnknownNameError
 from fedquit.models import load_model
-from fedquit.params import fingerprint
 
 
 @pytest.fixture(scope="module")

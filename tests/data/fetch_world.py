@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from fedquit.data.sources import Source
+from fedquit.data.catalog import Source
 
 CONTENT = {f"part{k}/file{n}": random.Random(10 * k + n).randbytes(60_000) for k in range(2) for n in range(3)}
 NOWHERE = "http://127.0.0.1:9/tiny.tar.gz"  # nobody listens at the port for discarding

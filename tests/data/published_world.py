@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from fedquit.data.catalog import SHAKESPEARE_SOURCE, Source
 from fedquit.data.cifar import CIFAR10, CIFAR100, Cifar
 from fedquit.data.cub import Birds
-from fedquit.data.sources import SHAKESPEARE_SOURCE, Source
 
 SAMPLES = Path(__file__).parent / "samples"
 SHARED = Path(__file__).parents[3] / "shared" / "data"

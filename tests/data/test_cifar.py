@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from data.published_world import PARTITIONS, SAMPLES, copied, small_cifar10, small_cifar100, unpacked
 from data.samples import make
 from fedquit.data import federate
+from fedquit.data.catalog import Damaged
 from fedquit.data.cifar import CIFAR10, CIFAR100, check_cifar, cifar10, cifar100, read_batch, read_cifar
-from fedquit.data.look import Pixels
-from fedquit.data.sources import Damaged
+from fedquit.data.preprocessing import Pixels
 from fedquit.errors import InputError
 
 SAMPLE = SAMPLES / "cifar-100-python" / "train"

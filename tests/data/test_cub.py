@@ -19,7 +19,7 @@ from data.published_world import SAMPLES, SMALL_BIRDS, copied, unpacked
 from data.samples.make import BIRDS
 from fedquit.data import Dataset, cub
 from fedquit.data.cub import Birds, check_birds, cub200, read_birds
-from fedquit.data.look import Pixels
+from fedquit.data.preprocessing import Pixels
 from fedquit.errors import InputError, StoreError, UnknownNameError
 
 

@@ -29,8 +29,8 @@ from data.fetch_world import (
     serving,
     tiny,
 )
+from fedquit.data.catalog import Source
 from fedquit.data.fetch import fetch
-from fedquit.data.sources import Source
 from fedquit.errors import InputError, StoreError
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from torch.nn import functional
 from fedquit.core import SERVER, Local
 from fedquit.data import FederatedData
 from fedquit.data.federated import Dataset
-from fedquit.data.look import DRAWS, ROTATION, AsStored, Pixels, Vary
+from fedquit.data.preprocessing import DRAWS, ROTATION, AsStored, Pixels, Vary
 from fedquit.engine.plan import make_plan
 from fedquit.engine.sequential import Examples, Own
 from fedquit.errors import InputError

@@ -15,10 +15,10 @@ from data.fetch_world import Served, plain_text, serving
 from data.published_world import SAMPLES, SMALL_BIRDS, copied, small_cifar10, small_cifar100, small_text
 from fedquit.cli import main
 from fedquit.data import DATASETS, load_dataset, published
+from fedquit.data.catalog import data_folder, user_cache
 from fedquit.data.cifar import check_cifar
 from fedquit.data.cub import check_birds
 from fedquit.data.shakespeare import check_text
-from fedquit.data.sources import data_folder, user_cache
 from fedquit.errors import InputError, UnknownNameError
 
 

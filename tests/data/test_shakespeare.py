@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from data.published_world import SAMPLES, copied, small_text, unpacked
 from fedquit.data import Dataset, federate
+from fedquit.data.catalog import SHAKESPEARE_SOURCE
 from fedquit.data.shakespeare import check_text, read_text, shakespeare
-from fedquit.data.sources import SHAKESPEARE_SOURCE
 from fedquit.errors import InputError
 
 TEXT = (SAMPLES / "tinyshakespeare.txt").read_text()

@@ -15,8 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedquit.audit.evaluation import Evaluation
 from fedquit.cli import main
 from fedquit.core import Local, Model, Params
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import fingerprint
 from fedquit.data.federated import FederatedData
 from fedquit.engine import (
     Address,
@@ -30,13 +33,10 @@ from fedquit.engine import (
     open_engine,
     seeing,
 )
-from fedquit.evaluate import Evaluation
-from fedquit.fedavg import Learn
 from fedquit.methods.pga import Ascend
 from fedquit.models import FunctionalModel, load_model
-from fedquit.params import fingerprint
-from fedquit.runner import run
-from fedquit.world import open_world
+from fedquit.running.runner import run
+from fedquit.running.setup import open_world
 from seam_methods import Count
 from worlds import tiny
 

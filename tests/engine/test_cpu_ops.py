@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
 
-from fedquit.engine import cpu_ops
-from fedquit.engine.cpu_ops import Batched
-from fedquit.layers import norm_relu
+from fedquit.engine.stacked import cpu_ops
+from fedquit.engine.stacked.cpu_ops import Batched
+from fedquit.models.fused import norm_relu
 
 DRAW = torch.Generator().manual_seed(0)
 

@@ -23,12 +23,12 @@ pytest.importorskip("triton", reason="Triton is not installed: make test-kernels
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set: make test-kernels", allow_module_level=True)
 
-from fedquit.engine import triton_boxes as boxes
-from fedquit.engine import triton_kernels as kernels
-from fedquit.engine.stacked import Layout
-from fedquit.engine.stacked_ops import Rerouted, Room, StackedConv
-from fedquit.engine.triton_common import Tiles, compiled_ahead, launch
-from fedquit.layers import conv_keeping
+from fedquit.engine.cuda import triton_gemm as kernels
+from fedquit.engine.cuda import triton_tma as boxes
+from fedquit.engine.cuda.ops import Rerouted, Room, StackedConv
+from fedquit.engine.cuda.triton_common import Tiles, compiled_ahead, launch
+from fedquit.engine.stacked.engine import Layout
+from fedquit.models.fused import conv_keeping
 from fedquit.models.resnet import BasicBlock
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -224,7 +224,7 @@ def test_normalisation_shortcut_and_relu_are_torchs(relu: bool, shortcut: bool, 
 IN_SHARED_MEMORY = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from fedquit.engine import triton_boxes as boxes
+from fedquit.engine.cuda import triton_tma as boxes
 
 SHAPE = {"width": 8, "channels_in": 64, "channels_out": 128, "HIGH": 8}
 CONV = {**SHAPE, "IMAGES": 2, "COLUMNS": 128, "DEPTH": 64, "PLUS": True}
@@ -334,7 +334,7 @@ def test_a_batch_of_any_size_needs_no_other_normalisation(monkeypatch: pytest.Mo
 
 
 def test_parts_of_a_sum_are_added_up_in_any_number_by_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedquit.engine import triton_common as common
+    from fedquit.engine.cuda import triton_common as common
 
     for many in (1, 3):
         parts, rows = drawn(CLIENTS, many, 5, 300), torch.zeros(CLIENTS, 2000, device=DEVICE)

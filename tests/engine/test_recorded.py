@@ -20,12 +20,13 @@ import torch
 
 from fedquit.bench import agree
 from fedquit.core import ClientId, Local, Params, Task
+from fedquit.core.fedavg import Learn
 from fedquit.data.federated import Dataset, FederatedData
-from fedquit.data.look import Pixels
-from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine, stacked
-from fedquit.engine.stacked import Job, Work
-from fedquit.engine.stacked_ops import Room
-from fedquit.fedavg import Learn
+from fedquit.data.preprocessing import Pixels
+from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine
+from fedquit.engine.cuda.ops import Room
+from fedquit.engine.stacked import engine as stacked
+from fedquit.engine.stacked.engine import Job, Work
 from fedquit.methods.fedau import LearnBoth
 from fedquit.methods.fukd import Imitate
 from fedquit.models import FunctionalModel, load_model

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedquit.engine import replay
+from fedquit.engine.stacked import replay
 
 INPUTS = torch.arange(6.0).view(2, 3), torch.ones(3)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedquit.engine.stacked_ops import Room
+from fedquit.engine.cuda.ops import Room
 
 
 class Stream:

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from by_hand import run_client
 from fedquit.core import SERVER, Batch, Local, Memory, Model, Params, Request, Sent, Split, Task
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import fingerprint
 from fedquit.data.federated import FederatedData
 from fedquit.engine import Address, Ask, SequentialEngine
 from fedquit.engine.plan import make_plan
 from fedquit.errors import UnknownNameError
-from fedquit.fedavg import Learn
 from fedquit.models import FunctionalModel
 from fedquit.models.small import cnn
-from fedquit.params import fingerprint
 
 HERE = Address(seed=5, phase="train", round=2, question=1)
 

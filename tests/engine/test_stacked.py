@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedquit.core import SERVER, ClientId, Local, Memory, Model, Params, Reply, Split, Task
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import fingerprint
 from fedquit.data.federated import Dataset, FederatedData
-from fedquit.data.look import Pixels
-from fedquit.distillation import LOSSES
-from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine, replay
+from fedquit.data.preprocessing import Pixels
+from fedquit.distill.losses import LOSSES
+from fedquit.distill.virtual_teacher import TEACHERS
+from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine
+from fedquit.engine.stacked import replay
 from fedquit.errors import RequestError
-from fedquit.fedavg import Learn
 from fedquit.methods import METHODS
 from fedquit.methods.ascent import Climb
 from fedquit.methods.fedau import LearnBoth, SendHead, TrainHead
@@ -34,10 +37,8 @@ from fedquit.methods.fused import TrainAdapters, places
 from fedquit.methods.mode import Guide
 from fedquit.methods.pga import Ascend
 from fedquit.models import FunctionalModel, load_model
-from fedquit.params import fingerprint
-from fedquit.runner import run
-from fedquit.store import load_params
-from fedquit.virtual_teacher import TEACHERS
+from fedquit.running.runner import run
+from fedquit.running.store import load_params
 from seam_methods import Count, FromOwn, LearnTwice, small_net
 from sequence_world import talk
 from worlds import tiny

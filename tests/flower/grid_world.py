@@ -24,11 +24,11 @@ from fedquit.core import ClientId, Request
 from fedquit.data.federated import FederatedData
 from fedquit.flower.client import ClientData, erasable
 from fedquit.flower.config import ServerConfig
-from fedquit.flower.engine import Clock
+from fedquit.flower.grid_engine import Clock
 from fedquit.flower.outbox import Outbox
 from fedquit.flower.server import Outcome, serve
 from fedquit.models import FunctionalModel
-from fedquit.recipe import build
+from fedquit.running.recipe import build
 
 SUPERLINK = 1
 Spoil = Callable[[Message], list[Message]]

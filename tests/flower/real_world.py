@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedquit.flower.demo import app_folder
+from fedquit.flower.deploy.demo import app_folder
+from fedquit.flower.deploy.processes import DeploymentError, Pauses
+from fedquit.flower.deploy.stack import Mode, Stack, Value
+from fedquit.flower.deploy.supervision import STATE, Plan, see_through
 from fedquit.flower.outbox import Entry, Outbox
-from fedquit.flower.processes import DeploymentError, Pauses
-from fedquit.flower.stack import Mode, Stack, Value
-from fedquit.flower.supervise import STATE, Plan, see_through
 
 SHORT: dict[str, Value] = {"fedquit.train.rounds": 2, "fedquit.recover-rounds": 1}
 LONG = 600.0  # seconds: nothing takes so long, but a busy machine may be slow

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from fedquit.flower.keys import make_node_key, make_tls
+from fedquit.flower.deploy.keys import make_node_key, make_tls
+from fedquit.flower.deploy.processes import Pauses
+from fedquit.flower.deploy.stack import Stack, Value
 from fedquit.flower.outbox import Outbox
-from fedquit.flower.processes import Pauses
-from fedquit.flower.stack import Stack, Value
 from flower.real_world import LONG, Federation, places_in, running_in
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]

@@ -20,9 +20,9 @@ from fedquit.errors import InputError, RequestError
 from fedquit.flower.config import ServerConfig
 from fedquit.methods import METHODS
 from fedquit.models import FunctionalModel
-from fedquit.session import Session, advance
-from fedquit.store import Kept, StateFile
-from fedquit.training import Hooks
+from fedquit.running.session import Session, advance
+from fedquit.running.store import Kept, StateFile
+from fedquit.running.training_cache import Hooks
 from flower.grid_world import World, marks
 
 pytestmark = pytest.mark.flower

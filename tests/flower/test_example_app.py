@@ -14,7 +14,7 @@ import pytest
 
 from fedquit.errors import UnknownNameError
 from fedquit.flower.config import ServerConfig
-from fedquit.flower.demo import SETTINGS, app_folder
+from fedquit.flower.deploy.demo import SETTINGS, app_folder
 from fedquit.methods import METHODS
 
 pytestmark = pytest.mark.flower

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import pytest
 
-from fedquit.flower.demo import app_folder
-from fedquit.flower.keys import make_node_key, make_tls
+from fedquit.flower.deploy.demo import app_folder
+from fedquit.flower.deploy.keys import make_node_key, make_tls
+from fedquit.flower.deploy.processes import DeploymentError, free_ports
 from fedquit.flower.outbox import Outbox
-from fedquit.flower.processes import DeploymentError, free_ports
 from flower.real_world import LONG, Federation, places_in, running_in
 from flower.scales import Scales
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from fedquit.core import Model, Reply
+from fedquit.core.fedavg import Learn
 from fedquit.engine import Ask
-from fedquit.fedavg import Learn
 from fedquit.models import FunctionalModel
-from fedquit.session import Session
-from fedquit.store import Journal
+from fedquit.running.session import Session
+from fedquit.running.store import Journal
 
 
 @dataclass

@@ -19,18 +19,18 @@ import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedquit import files
 from fedquit.core import ClientId, Params
 from fedquit.data.federated import FederatedData
 from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.flower import server, wire
 from fedquit.flower.client import ClientData, erasable
-from fedquit.flower.engine import NodesMissing
+from fedquit.flower.grid_engine import NodesMissing
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.server import MOST_REQUESTS, Outcome
 from fedquit.methods.not_ import NoT
 from fedquit.models import FunctionalModel
-from fedquit.store import load_params
+from fedquit.running.store import load_params
+from fedquit.utils import files
 from flower.grid_world import MakeWorld, World, lines
 
 pytestmark = pytest.mark.flower

@@ -25,11 +25,9 @@ from typer.testing import CliRunner
 from fedquit.cli import app
 from fedquit.cli.flower import as_settings
 from fedquit.errors import InputError, StoreError
-from fedquit.files import write_json
-from fedquit.flower import demo, reaper, stack
-from fedquit.flower.keys import NodeKey, Tls, make_node_key, make_tls
-from fedquit.flower.outbox import Outbox
-from fedquit.flower.processes import (
+from fedquit.flower.deploy import demo, reaper, stack
+from fedquit.flower.deploy.keys import NodeKey, Tls, make_node_key, make_tls
+from fedquit.flower.deploy.processes import (
     HERE,
     DeploymentError,
     Guard,
@@ -41,8 +39,10 @@ from fedquit.flower.processes import (
     reason,
     tail,
 )
-from fedquit.flower.stack import Control, Node, as_toml, superlink_command, supernode_command
-from fedquit.flower.supervise import Link, Plan, see_through
+from fedquit.flower.deploy.stack import Control, Node, as_toml, superlink_command, supernode_command
+from fedquit.flower.deploy.supervision import Link, Plan, see_through
+from fedquit.flower.outbox import Outbox
+from fedquit.utils.files import write_json
 
 pytestmark = pytest.mark.flower
 QUICK = Pauses(first=0.05, factor=1.0, attempts=3)
@@ -200,8 +200,8 @@ def free_neighbours() -> tuple[int, int]:
 
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = free_neighbours()
-    monkeypatch.setattr("fedquit.flower.processes.LOW", first)
-    monkeypatch.setattr("fedquit.flower.processes.HIGH", second + 1)
+    monkeypatch.setattr("fedquit.flower.deploy.processes.LOW", first)
+    monkeypatch.setattr("fedquit.flower.deploy.processes.HIGH", second + 1)
     with socket.socket() as taken:
         taken.bind((HERE, first))
         taken.listen()
@@ -333,7 +333,7 @@ def test_the_tail_of_a_log_has_no_colours(tmp_path: Path) -> None:
 PARENT = """
 import sys, time
 from pathlib import Path
-from fedquit.flower.processes import Guard, orderly_end
+from fedquit.flower.deploy.processes import Guard, orderly_end
 script = "trap '' TERM; setsid sleep 1000 & sleep 1000"
 with orderly_end(), Guard(grace=0.2) as guard:
     guard.start("it", ["sh", "-c", script], Path(sys.argv[1]), {"PATH": "/usr/bin:/bin"})
@@ -495,7 +495,7 @@ def test_a_run_that_the_superlink_does_not_know_is_lost(plan: Plan, tmp_path: Pa
 def test_a_run_that_nobody_can_tell_of_is_asked_for_with_pauses_and_not_for_ever(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedquit.flower.supervise.ASKED_AGAIN", 0.2)
+    monkeypatch.setattr("fedquit.flower.deploy.supervision.ASKED_AGAIN", 0.2)
     control, said, asked = Scripted([]), list[str](), list[int]()
 
     def run(run: int) -> dict[str, Any]:
@@ -592,7 +592,7 @@ COMMANDS = [["demo"], ["serve", ".", "--state", "s"], ["node", "--superlink", "h
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_names_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedquit.flower.processes.find_spec", lambda _: None)
+    monkeypatch.setattr("fedquit.flower.deploy.processes.find_spec", lambda _: None)
     told = CliRunner().invoke(app, ["flower", *command])
     assert str(told.exception) == "this needs Flower: pip install -e '.[flower]' in the clone."
 

@@ -16,10 +16,11 @@ from flwr.app import ConfigRecord
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from fedquit.flower import supervise, traces
-from fedquit.flower.stack import Control
-from fedquit.flower.supervise import Link, Plan, serve
-from fedquit.flower.traces import DATABASE, wipe_traces
+from fedquit.flower import sqlite_wipe as traces
+from fedquit.flower.deploy import supervision as supervise
+from fedquit.flower.deploy.stack import Control
+from fedquit.flower.deploy.supervision import Link, Plan, serve
+from fedquit.flower.sqlite_wipe import DATABASE, wipe_traces
 from flower.grid_world import MakeWorld
 
 pytestmark = [

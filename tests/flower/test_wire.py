@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedquit.core import Batch, Local, Model, Params, Reply, Sent, Task
+from fedquit.core.fedavg import Learn
 from fedquit.engine import Address, Ask
 from fedquit.errors import FedquitError, InputError
-from fedquit.fedavg import Learn
 from fedquit.flower import wire
 from fedquit.methods.fedquit import Distill
 from fedquit.methods.fused import TrainAdapters

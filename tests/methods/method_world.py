@@ -32,12 +32,12 @@ from fedquit.core import (
     Trained,
     Training,
 )
+from fedquit.core.fedavg import Learn
 from fedquit.engine import Examples, sequential
-from fedquit.fedavg import Learn
-from fedquit.session import Session
-from fedquit.store import Kept
-from fedquit.training import Silent, train
-from fedquit.world import World
+from fedquit.running.session import Session
+from fedquit.running.setup import World
+from fedquit.running.store import Kept
+from fedquit.running.training_cache import Silent, train
 
 
 def numbers(*values: float) -> Tensor:

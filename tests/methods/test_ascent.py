@@ -9,7 +9,7 @@ import torch
 
 from fedquit.core import Local, Request, State
 from fedquit.methods.ascent import Climb, GradientAscent
-from fedquit.runner import run
+from fedquit.running.runner import run
 from methods.method_world import Line, Scripted, batch, close, column, moves, numbers, trained, vec, work
 from worlds import tiny
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from fedquit.methods import METHODS
-from fedquit.recipe import Recipe, load
-from fedquit.runner import run
+from fedquit.running.recipe import Recipe, load
+from fedquit.running.runner import run
 
 TARGET = 2  # the largest client
 FAST = ("not", "fedau", "puf")

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from fedquit.core import ClientId, Federation, Model, Params, Reply, Request, Split, State, Task, Trained
+from fedquit.core.method import Method
+from fedquit.core.params import fingerprint
 from fedquit.data.federated import FederatedData
 from fedquit.errors import RequestError
-from fedquit.method import Method
 from fedquit.methods import METHODS
-from fedquit.params import fingerprint
-from fedquit.recipe import build
-from fedquit.session import Session
-from fedquit.store import Kept
-from fedquit.training import Silent, train
-from fedquit.world import World, open_world
+from fedquit.running.recipe import build
+from fedquit.running.session import Session
+from fedquit.running.setup import World, open_world
+from fedquit.running.store import Kept
+from fedquit.running.training_cache import Silent, train
 from worlds import tiny
 
 REQUESTS = {

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from fedquit.core import Batch, Local, Model, Params, Request, Sent, State
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import mix
 from fedquit.data.federated import FederatedData
 from fedquit.engine import SequentialEngine
 from fedquit.errors import RequestError, UnknownNameError
-from fedquit.fedavg import Learn
 from fedquit.methods.fedau import FedAU, LearnBoth, SendHead, TrainHead, head_names, random_labels
 from fedquit.models import FunctionalModel
-from fedquit.params import mix
-from fedquit.runner import run
-from fedquit.session import Session
-from fedquit.world import open_world
+from fedquit.running.runner import run
+from fedquit.running.session import Session
+from fedquit.running.setup import open_world
 from methods.method_world import (
     LOCAL,
     BodyAndHead,

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from fedquit.core import ClientId, Memory, Params, Reply, Request, State, Training
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import nbytes
 from fedquit.errors import RequestError, StoreError
-from fedquit.fedavg import Learn
 from fedquit.methods.federaser import FedEraser, calibrated, calibrated_by_tensor
-from fedquit.params import nbytes
-from fedquit.runner import run
-from fedquit.training import require_disk
-from fedquit.world import open_world
+from fedquit.running.runner import run
+from fedquit.running.setup import open_world
+from fedquit.running.training_cache import require_disk
 from methods.method_world import Question, Scripted, close, moves, numbers, same, trained, vec
 from worlds import tiny
 

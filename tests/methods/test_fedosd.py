@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedquit.core import ClientId, Local, Params, Request, State
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import fingerprint
 from fedquit.errors import RequestError
-from fedquit.fedavg import Learn
 from fedquit.methods.fedosd import FedOSD, Unlikely, flat, orthogonal_to, unflat
-from fedquit.params import fingerprint
-from fedquit.runner import run
-from fedquit.world import open_world
+from fedquit.running.runner import run
+from fedquit.running.setup import open_world
 from methods.method_world import (
     LOCAL,
     Line,

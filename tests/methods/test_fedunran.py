@@ -9,7 +9,7 @@ import torch
 
 from fedquit.core import Local, Request, State
 from fedquit.methods.fedunran import FedUNRAN, Mislabel
-from fedquit.runner import run
+from fedquit.running.runner import run
 from methods.method_world import Line, Scripted, batch, close, column, moves, numbers, trained, vec
 from worlds import tiny
 

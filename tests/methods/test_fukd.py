@@ -9,13 +9,13 @@ import torch
 
 from by_hand import run_client
 from fedquit.core import SERVER, ClientId, Local, Memory, Params, Reply, Request, State, Training
+from fedquit.core.fedavg import Learn, fedavg
+from fedquit.core.params import add, fingerprint, sub
 from fedquit.engine import Address
 from fedquit.errors import InputError, RequestError
-from fedquit.fedavg import Learn, fedavg
 from fedquit.methods.fukd import FUKD, Imitate
-from fedquit.params import add, fingerprint, sub
-from fedquit.runner import run
-from fedquit.world import open_world
+from fedquit.running.runner import run
+from fedquit.running.setup import open_world
 from methods.method_world import Line, Question, Scripted, batch, close, column, numbers, same, served, trained, vec
 from worlds import tiny
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fedquit.core import ClientId, Local, Memory, Params, Reply, Request, State, Trained
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import fingerprint
 from fedquit.errors import InputError
-from fedquit.fedavg import Learn
-from fedquit.meter import Metered
 from fedquit.methods.fused import FUSED, TrainAdapters, adapted, places
-from fedquit.params import fingerprint
-from fedquit.runner import run
-from fedquit.world import open_world
+from fedquit.running.costs import Metered
+from fedquit.running.runner import run
+from fedquit.running.setup import open_world
 from methods.method_world import (
     LOCAL,
     BodyAndHead,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fedquit.core import ClientId, Params, Request, State
-from fedquit.fedavg import Learn
+from fedquit.core.fedavg import Learn
 from fedquit.methods.mode import Guide, MoDe
-from fedquit.runner import run
+from fedquit.running.runner import run
 from methods.method_world import (
     LOCAL,
     Line,

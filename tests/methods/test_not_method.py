@@ -9,7 +9,7 @@ import torch
 from fedquit.core import Params, Request, State
 from fedquit.errors import InputError, UnknownNameError
 from fedquit.methods.not_ import NoT, first_weight
-from fedquit.runner import run
+from fedquit.running.runner import run
 from methods.method_world import Scripted, numbers, same, trained
 from worlds import tiny
 

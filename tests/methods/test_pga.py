@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from fedquit.core import Local, Params, Request, State
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import norm, sub
 from fedquit.errors import RequestError
-from fedquit.fedavg import Learn
 from fedquit.methods.pga import PGA, Ascend
-from fedquit.params import norm, sub
-from fedquit.runner import run
-from fedquit.world import open_world
+from fedquit.running.runner import run
+from fedquit.running.setup import open_world
 from methods.method_world import Line, Scripted, close, column, moves, numbers, same, served, trained, vec, work
 from worlds import tiny
 

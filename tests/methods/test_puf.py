@@ -7,7 +7,7 @@ import pytest
 
 from fedquit.core import Request, State
 from fedquit.methods.puf import PUF
-from fedquit.runner import run
+from fedquit.running.runner import run
 from methods.method_world import Scripted, close, moves, same, trained, vec
 from worlds import tiny
 

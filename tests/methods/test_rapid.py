@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fedquit.core import Local, Request, State
-from fedquit.fedavg import Learn
+from fedquit.core.fedavg import Learn
 from fedquit.methods.rapid import RapidRetraining
-from fedquit.runner import run
+from fedquit.running.runner import run
 from methods.method_world import Scripted, close, moves, same, trained, vec
 from worlds import tiny
 

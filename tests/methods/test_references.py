@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from fedquit.core import Request, State
-from fedquit.fedavg import fedavg
-from fedquit.methods.references import Natural, Retrain
-from fedquit.params import fingerprint
-from fedquit.runner import run
-from fedquit.session import Session
-from fedquit.world import open_world
+from fedquit.core.fedavg import fedavg
+from fedquit.core.params import fingerprint
+from fedquit.methods.baselines import Natural, Retrain
+from fedquit.running.runner import run
+from fedquit.running.session import Session
+from fedquit.running.setup import open_world
 from methods.method_world import Scripted, close, moves, same, served, trained, vec
 from worlds import tiny
 

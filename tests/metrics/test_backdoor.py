@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from fedquit.audit.metrics.backdoor import attack_success, poisoned, stamp
 from fedquit.core import Params
 from fedquit.errors import InputError
-from fedquit.metrics.backdoor import attack_success, poisoned, stamp
 
 TARGET = 2
 

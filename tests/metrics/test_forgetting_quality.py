@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedquit.errors import InputError
-from fedquit.metrics.forgetting_quality import (
+from fedquit.audit.metrics.forgetting_quality import (
     CAP,
     DELTA,
     ForgettingQuality,
@@ -18,7 +17,8 @@ from fedquit.metrics.forgetting_quality import (
     final_score,
     forgetting_quality,
 )
-from fedquit.signals import Floats
+from fedquit.audit.scores import Floats
+from fedquit.errors import InputError
 from signal_world import Kind, phi_over_models
 
 quick = settings(max_examples=40)

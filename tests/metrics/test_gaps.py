@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedquit.audit.metrics import METRICS
+from fedquit.audit.metrics.gaps import avg_gap, gap, inside_floor, paired
 from fedquit.errors import InputError
-from fedquit.metrics import METRICS
-from fedquit.metrics.gaps import avg_gap, gap, inside_floor, paired
 
 quick = settings(max_examples=40)
 percents = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=12)

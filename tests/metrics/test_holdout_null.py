@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from fedquit.metrics.holdout import holdout_null
-from fedquit.signals import Signals
+from fedquit.audit.metrics.holdout import holdout_null
+from fedquit.audit.scores import Signals
 from signal_world import Kind, drawn, scene
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedquit.audit.metrics.klom import Klom, klom
 from fedquit.errors import InputError
-from fedquit.metrics.klom import Klom, klom
 from signal_world import Kind, phi_over_models
 
 quick = settings(max_examples=40)

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedquit.audit.metrics.leakage import fall, leakage
+from fedquit.audit.scores import Floats, Signals
 from fedquit.errors import InputError
-from fedquit.metrics.leakage import fall, leakage
-from fedquit.signals import Floats, Signals
 from signal_world import drawn, scene
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedquit.audit.metrics.relearn import Relearn, relearn_time
 from fedquit.errors import InputError
-from fedquit.metrics.relearn import Relearn, relearn_time
 
 ORACLE = [10.0, 30.0, 50.0, 70.0, 90.0]
 

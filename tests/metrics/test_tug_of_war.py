@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedquit.audit.metrics.tug_of_war import tug_of_war, tug_of_war_mia
 from fedquit.errors import InputError
-from fedquit.metrics.tug_of_war import tug_of_war, tug_of_war_mia
 
 points = st.floats(-100, 100)
 

@@ -13,8 +13,8 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 from fedquit.core import Params
+from fedquit.core.fedavg import cross_entropy
 from fedquit.errors import InputError
-from fedquit.fedavg import cross_entropy
 from fedquit.models import FunctionalModel, load_model
 
 CLASSES, T = 7, 6

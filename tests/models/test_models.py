@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedquit.core import Params
+from fedquit.core.params import fingerprint
 from fedquit.errors import InputError, UnknownNameError
 from fedquit.models import FunctionalModel, load_model, refuse_unsuitable
 from fedquit.models.small import cnn
-from fedquit.params import fingerprint
 
 
 @settings(max_examples=15)

@@ -13,9 +13,10 @@ import torch
 from fedquit.bench.measure import Bench, Figure, chosen_device, machine
 from fedquit.bench.settings import Setting, Timed, engine, noisy
 from fedquit.core import Local, Params, Sent, Task
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import placed
 from fedquit.data.federated import FederatedData
 from fedquit.engine import ENGINES, Address, Ask, open_engine
-from fedquit.fedavg import Learn
 from fedquit.methods.ascent import Climb
 from fedquit.methods.fedau import LearnBoth, TrainHead
 from fedquit.methods.fedosd import Unlikely
@@ -26,7 +27,6 @@ from fedquit.methods.fused import ADAPTER, TrainAdapters, places
 from fedquit.methods.mode import Guide
 from fedquit.methods.pga import Ascend
 from fedquit.models import FunctionalModel, load_model
-from fedquit.params import placed
 
 LIMITS = {("cpu", "float64"): 1e-12, ("cuda", "float64"): 1e-12, ("cpu", "float32"): 1e-4, ("cuda", "float32"): 1e-3}
 SEEDS = 5

@@ -19,22 +19,22 @@ from typing import Any
 
 import torch
 
+from fedquit.audit.evaluation import accuracy
 from fedquit.bench.measure import Bench, Figure, machine, seconds
 from fedquit.core import ClientId, Local, Reply
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import mean
 from fedquit.data import load_dataset
+from fedquit.data.catalog import data_folder
 from fedquit.data.cifar import CIFAR100
 from fedquit.data.federated import Dataset
-from fedquit.data.sources import data_folder
 from fedquit.engine import Address, Ask, Examples, run_client
 from fedquit.engine.sequential import Own
 from fedquit.errors import InputError
-from fedquit.evaluate import accuracy
-from fedquit.fedavg import Learn
 from fedquit.methods.fedquit import FedQUIT
-from fedquit.params import mean
-from fedquit.recipe import Recipe, build, load
-from fedquit.smoke import images
-from fedquit.world import World, open_world
+from fedquit.running.recipe import Recipe, build, load
+from fedquit.running.setup import World, open_world
+from fedquit.running.smoke import images
 
 RECIPE = "settings/cifar100-lda-100-clients"
 LOAD_LIMIT, MEMORY_LIMIT, COPIES_LIMIT, SHARE_LIMIT, CALLS_LIMIT = 5.0, 1.5, 1.1, 10.0, 1.0

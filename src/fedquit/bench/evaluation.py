@@ -22,20 +22,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedquit.attacks import ATTACKS
-from fedquit.attacks.svc import svc
+from fedquit.audit.attacks import ATTACKS
+from fedquit.audit.attacks.svc import svc
+from fedquit.audit.evaluation import Evaluation
+from fedquit.audit.scores import signals
 from fedquit.bench.measure import Bench, Figure, chosen_device, machine, seconds
 from fedquit.core import Local, Model, Params, Request
+from fedquit.core.fedavg import Learn
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.engine import Examples, run_client, seeing
 from fedquit.errors import InputError
-from fedquit.evaluate import Evaluation
-from fedquit.fedavg import Learn
 from fedquit.models import load_model
-from fedquit.recipe import Recipe, build
 from fedquit.report import write_report
-from fedquit.runner import run
-from fedquit.signals import signals
+from fedquit.running.recipe import Recipe, build
+from fedquit.running.runner import run
 
 IMAGE, CLASSES = (3, 32, 32), 10
 TRAIN, TEST, CLIENTS = 50_000, 10_000, 10

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from fedquit.errors import InputError
-from fedquit.runner import versions
-from fedquit.side_by_side import cores
+from fedquit.running.runner import versions
+from fedquit.studies.workers import cores
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedquit.bench.peers import PEERS, require
 from fedquit.bench.settings import Setting, Way, chosen_setting, digits, engine, plain, text, transformer
 from fedquit.engine import Precision, choose
 from fedquit.errors import InputError
-from fedquit.names import lookup
+from fedquit.utils.names import lookup
 
 APART = 5.0  # points between the highest and the lowest final accuracy
 TITLE = "A round of training"

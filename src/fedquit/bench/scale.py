@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedquit.audit.evaluation import accuracy
 from fedquit.bench.measure import Bench, Figure, chosen_device, machine, seconds
 from fedquit.bench.settings import Setting, chosen_setting, digits
 from fedquit.core import Params, Reply
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import mean, nbytes
 from fedquit.engine import Address, Ask, Engine, Precision, choose, open_engine, seeing
 from fedquit.errors import InputError
-from fedquit.evaluate import accuracy
-from fedquit.fedavg import Learn
 from fedquit.methods.fedquit import FedQUIT
-from fedquit.params import mean, nbytes
 
 UNLEARN_LIMIT, EVALUATE_LIMIT = 0.5, 1.0  # seconds, on a GPU
 FORGET, EVALUATED = 5_000, 60_000  # images

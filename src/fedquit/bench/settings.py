@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedquit.audit.evaluation import accuracy
 from fedquit.core import Local, Params
+from fedquit.core.fedavg import Learn
+from fedquit.core.params import mean, placed
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
-from fedquit.data.look import Look, Pixels
+from fedquit.data.preprocessing import Look, Pixels
 from fedquit.engine import Address, Ask, Precision, open_engine, seeing
-from fedquit.evaluate import accuracy
-from fedquit.fedavg import Learn
 from fedquit.models import FunctionalModel, load_model
-from fedquit.params import mean, placed
 
 RAGGED = (5972, 4756, 5155, 5978, 6514, 4617, 4231, 5052, 2893, 4799)  # CIFAR-100 by LDA: as clients really are
 CPU = torch.device("cpu")

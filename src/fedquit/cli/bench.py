@@ -69,7 +69,7 @@ def round_(
 ) -> None:
     """How long a round of training takes: our engines, a plain loop and other frameworks, taking turns."""
     from fedquit.bench.rounds import drawn, measured
-    from fedquit.files import write_json
+    from fedquit.utils.files import write_json
 
     def written(bench: Bench) -> None:
         if out is not None:
@@ -123,7 +123,7 @@ def _keep(
 
 def show(bench: Bench, out: Path | None, *, as_json: bool) -> None:
     """Print the figures, and write them where asked; a limit that was not kept is exit code 1."""
-    from fedquit.files import write_json
+    from fedquit.utils.files import write_json
 
     if out is not None:
         write_json(out, bench.to_dict())

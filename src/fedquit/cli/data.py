@@ -83,7 +83,7 @@ def get(
 ) -> None:
     """Fetch a data set from its publisher. The same command goes on where it stopped."""
     from fedquit.data import published
-    from fedquit.data.sources import data_folder
+    from fedquit.data.catalog import data_folder
 
     folder = data_folder(data_dir)
     source = published.find(name).source
@@ -105,7 +105,7 @@ def check(
 ) -> None:
     """See which published data sets are here and whole; exit code 1 where one is damaged."""
     from fedquit.data import published
-    from fedquit.data.sources import data_folder
+    from fedquit.data.catalog import data_folder
 
     wanted, folder, findings = names or list(published.PUBLISHED), data_folder(data_dir), []
     for name in wanted:

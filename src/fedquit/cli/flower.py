@@ -17,7 +17,7 @@ from fedquit.cli.screen import out as screen
 from fedquit.errors import InputError
 
 if TYPE_CHECKING:
-    from fedquit.flower.keys import Tls
+    from fedquit.flower.deploy.keys import Tls
 
 app = typer.Typer(help="Unlearning in a real federation, on Flower.", no_args_is_help=True)
 Settings = Annotated[list[str], typer.Option("--set", help="A setting, as key=value; again for more.")]
@@ -74,8 +74,8 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """See a node forgotten in a real federation: a SuperLink, 4 SuperNodes, TLS, node keys. Under 4 minutes."""
-    from fedquit.flower import demo as shown
-    from fedquit.flower.processes import orderly_end, require_flower
+    from fedquit.flower.deploy import demo as shown
+    from fedquit.flower.deploy.processes import orderly_end, require_flower
 
     require_flower()
     with orderly_end():
@@ -106,10 +106,10 @@ def serve(
     """Run a SuperLink and see a run through: it is started again after every failure, until it has finished."""
     from dataclasses import replace
 
-    from fedquit.flower.processes import orderly_end, require_flower
-    from fedquit.flower.supervise import AGAIN, STATE, Link, Plan
-    from fedquit.flower.supervise import serve as see_through
-    from fedquit.flower.traces import FOLDER
+    from fedquit.flower.deploy.processes import orderly_end, require_flower
+    from fedquit.flower.deploy.supervision import AGAIN, STATE, Link, Plan
+    from fedquit.flower.deploy.supervision import serve as see_through
+    from fedquit.flower.sqlite_wipe import FOLDER
 
     require_flower()
     members = _members(member)
@@ -125,7 +125,7 @@ def serve(
 
 
 def _tls(ca: Path | None, certificate: Path | None, key: Path | None) -> Tls:
-    from fedquit.flower.keys import Tls
+    from fedquit.flower.deploy.keys import Tls
 
     if ca is None or certificate is None or key is None:
         raise InputError("give --ca, --certificate and --key, or say --insecure for a trial on this machine.")
@@ -151,10 +151,10 @@ def node(
     insecure: Insecure = False,
 ) -> None:
     """Run a SuperNode and start it again when it ends; Ctrl-C stops it."""
-    from fedquit.flower.keys import NodeKey
-    from fedquit.flower.processes import free_ports, orderly_end, require_flower
-    from fedquit.flower.stack import Node
-    from fedquit.flower.supervise import attend
+    from fedquit.flower.deploy.keys import NodeKey
+    from fedquit.flower.deploy.processes import free_ports, orderly_end, require_flower
+    from fedquit.flower.deploy.stack import Node
+    from fedquit.flower.deploy.supervision import attend
 
     require_flower()
     if not insecure and (ca is None or key is None):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedquit.cli.screen import AsJson
-from fedquit.names import unknown
+from fedquit.utils.names import unknown
 
 KINDS = (
     *("methods", "teachers", "losses", "attacks", "metrics"),
@@ -34,8 +34,13 @@ def list_(
 
 
 def _names(kind: str) -> dict[str, str]:
-    from fedquit import attacks, data, distillation, engine, evaluate, methods, metrics, models, recipe, virtual_teacher
+    from fedquit import data, engine, methods, models
+    from fedquit.audit import attacks, metrics
+    from fedquit.audit import evaluation as evaluate
+    from fedquit.distill import losses as distillation
+    from fedquit.distill import virtual_teacher
     from fedquit.engine import optim
+    from fedquit.running import recipe
 
     if kind == "recipes":
         return {name: recipe.load(name).title for name in recipe.packaged()}

@@ -14,7 +14,7 @@ import typer
 from fedquit.cli.data import DataDir
 
 if TYPE_CHECKING:
-    from fedquit.recipe import Recipe
+    from fedquit.running.recipe import Recipe
 
 Cache = Annotated[
     Path | None,
@@ -34,8 +34,8 @@ def chosen(
     """The recipe that these options choose."""
     from dataclasses import replace
 
-    from fedquit.recipe import load
-    from fedquit.smoke import smoke as smallest
+    from fedquit.running.recipe import load
+    from fedquit.running.smoke import smoke as smallest
 
     found = load(recipe, settings)
     data = found.data

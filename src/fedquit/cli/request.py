@@ -79,7 +79,7 @@ def _of_operator(server: Path, client: str, *, show: bool, as_json: bool) -> Non
 
 
 def _show_ledger(server: Path, *, as_json: bool) -> None:
-    from fedquit.files import read_json
+    from fedquit.utils.files import read_json
 
     entries = read_json(server / "ledger.json")["entries"]
     if as_json:

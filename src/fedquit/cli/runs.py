@@ -16,14 +16,14 @@ from fedquit.cli.screen import LOOK, PLAIN, AsJson, Bars
 from fedquit.cli.screen import out as screen
 
 if TYPE_CHECKING:
-    from fedquit.comparison import Line
-    from fedquit.recipe import Recipe
-    from fedquit.sweep import Sweep
+    from fedquit.running.recipe import Recipe
+    from fedquit.studies.comparison_table import Line
+    from fedquit.studies.sweep import Sweep
 
 
 def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) -> None:
     from fedquit.report import write_report
-    from fedquit.runner import run as run_recipe
+    from fedquit.running.runner import run as run_recipe
 
     _set_threads(recipe)
     with Bars() as bars:
@@ -81,7 +81,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """See a client forgotten, in under a minute: real images, ten clients, FedQUIT, and Retrain beside it."""
-    from fedquit.recipe import load
+    from fedquit.running.recipe import load
 
     _carry_out(load("demo"), out, cache, as_json=as_json)
 
@@ -93,8 +93,8 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained page over one run or several, or their table in another format."""
-    from fedquit.names import lookup
     from fedquit.report import ENDINGS, write_report
+    from fedquit.utils.names import lookup
 
     out = out or runs[0] / f"report{lookup(ENDINGS, format or 'html', 'format')}"
     write_report(runs, out, format)
@@ -111,7 +111,7 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Choose the unlearning rate without a Retrain: compare the forget data with the client's own holdout."""
-    from fedquit.sweep import parse_rates, sweep_rates
+    from fedquit.studies.sweep import parse_rates, sweep_rates
 
     _set_threads(recipe)
     with Bars() as bars:
@@ -156,10 +156,10 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run every method for several leaving clients and seeds, and print the table with the gaps to Retrain."""
-    from fedquit.compare import chosen_methods, default_targets, parse_targets
-    from fedquit.compare import compare as compare_methods
-    from fedquit.files import read_json
     from fedquit.report import write_report
+    from fedquit.studies.comparison import chosen_methods, default_targets, parse_targets
+    from fedquit.studies.comparison import compare as compare_methods
+    from fedquit.utils.files import read_json
 
     _set_threads(recipe)
     with Bars() as bars:

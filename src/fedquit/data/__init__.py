@@ -24,7 +24,7 @@ from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.partition import PARTITIONS, stream
 from fedquit.data.shakespeare import shakespeare
 from fedquit.errors import InputError
-from fedquit.names import imported, lookup, refuse_unknown_options
+from fedquit.utils.names import imported, lookup, refuse_unknown_options
 
 __all__ = ["DATASETS", "PARTITIONS", "Dataset", "FederatedData", "federate", "load_dataset"]
 

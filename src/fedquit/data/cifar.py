@@ -18,9 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedquit.data.federated import Dataset
-from fedquit.data.look import Pixels
-from fedquit.data.sources import (
+from fedquit.data.catalog import (
     CIFAR10_SOURCE,
     CIFAR100_SOURCE,
     Damaged,
@@ -30,6 +28,8 @@ from fedquit.data.sources import (
     require_checksum,
     unseen,
 )
+from fedquit.data.federated import Dataset
+from fedquit.data.preprocessing import Pixels
 from fedquit.errors import InputError
 
 SIDE = 32

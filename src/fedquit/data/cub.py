@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedquit.data.catalog import CUB200_SOURCE, Damaged, Progress, Source, data_folder, held, unseen, user_cache
 from fedquit.data.federated import Dataset
-from fedquit.data.look import Pixels
-from fedquit.data.sources import CUB200_SOURCE, Damaged, Progress, Source, data_folder, held, unseen, user_cache
+from fedquit.data.preprocessing import Pixels
 from fedquit.errors import InputError, StoreError
-from fedquit.names import lookup
+from fedquit.utils.names import lookup
 
 if TYPE_CHECKING:
     from PIL.Image import Image

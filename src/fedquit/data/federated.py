@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedquit.core import ClientId, Request, Split
-from fedquit.data.look import AS_STORED, AsStored, Look
+from fedquit.data.preprocessing import AS_STORED, AsStored, Look
 from fedquit.errors import InputError, RequestError
 
 NOTHING = torch.zeros(0, dtype=torch.long)

@@ -22,9 +22,9 @@ from pathlib import Path, PurePosixPath
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from fedquit import files
-from fedquit.data.sources import MEGABYTE, Damaged, Progress, Source, held, require_checksum, unseen
+from fedquit.data.catalog import MEGABYTE, Damaged, Progress, Source, held, require_checksum, unseen
 from fedquit.errors import InputError, StoreError
+from fedquit.utils import files
 
 PATIENCE = 60.0  # seconds without a byte
 PAUSE = 1.0  # seconds before a broken download is taken up again

@@ -9,12 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
-from fedquit.data.cifar import CIFAR10, CIFAR100, check_cifar, cifar10, cifar100
-from fedquit.data.cub import Birds, check_birds, cub200
-from fedquit.data.federated import Dataset
-from fedquit.data.fetch import fetch
-from fedquit.data.shakespeare import check_text, shakespeare
-from fedquit.data.sources import (
+from fedquit.data.catalog import (
     CIFAR10_SOURCE,
     CIFAR100_SOURCE,
     CUB200_SOURCE,
@@ -23,8 +18,13 @@ from fedquit.data.sources import (
     Source,
     unseen,
 )
+from fedquit.data.cifar import CIFAR10, CIFAR100, check_cifar, cifar10, cifar100
+from fedquit.data.cub import Birds, check_birds, cub200
+from fedquit.data.federated import Dataset
+from fedquit.data.fetch import fetch
+from fedquit.data.shakespeare import check_text, shakespeare
 from fedquit.errors import InputError
-from fedquit.names import lookup
+from fedquit.utils.names import lookup
 
 State = Literal["complete", "absent", "damaged"]
 

@@ -13,7 +13,7 @@ from fedquit.core import ClientId
 from fedquit.data.federated import FederatedData
 from fedquit.data.partition import stream
 from fedquit.errors import InputError, RequestError
-from fedquit.names import lookup
+from fedquit.utils.names import lookup
 
 Selection = Callable[[Tensor, int, np.random.Generator], Tensor]  # (labels, how many, generator) -> indices into labels
 

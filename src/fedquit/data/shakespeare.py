@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedquit.data.catalog import SHAKESPEARE_SOURCE, Progress, Source, data_folder, require_checksum, unseen
 from fedquit.data.federated import Dataset
-from fedquit.data.sources import SHAKESPEARE_SOURCE, Progress, Source, data_folder, require_checksum, unseen
 from fedquit.errors import InputError
 
 TEST_SHARE = 10  # the last tenth of every chunk

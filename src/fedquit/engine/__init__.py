@@ -13,9 +13,9 @@ from fedquit.engine.choice import Choice, choose
 from fedquit.engine.plan import Address
 from fedquit.engine.precision import Precision, computing
 from fedquit.engine.sequential import Ask, Engine, Examples, SequentialEngine, run_client
-from fedquit.engine.stacked import Recordings, StackedEngine, seeing
+from fedquit.engine.stacked.engine import Recordings, StackedEngine, seeing
 from fedquit.engine.threaded import ThreadedEngine
-from fedquit.names import lookup
+from fedquit.utils.names import lookup
 
 Open = Callable[[Model, FederatedData, Memory, Precision, int, Recordings], Engine]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedquit.core import Local, Params
-from fedquit.params import norm
+from fedquit.core.params import norm
 
 Slots = dict[str, Params]  # an optimizer's memory: "velocity", "m", "v"
 

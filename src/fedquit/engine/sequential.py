@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedquit.core import SERVER, Batch, ClientId, Memory, Model, Params, Reply, Sent, Split, Task
 from fedquit.data.federated import NOTHING, FederatedData
-from fedquit.data.look import AS_STORED, Look
+from fedquit.data.preprocessing import AS_STORED, Look
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
 from fedquit.engine.plan import Address, fixed_uniforms, make_plan
 from fedquit.engine.precision import Precision, computing
-from fedquit.names import lookup
+from fedquit.utils.names import lookup
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedquit.core import Model
-from fedquit.data.look import AS_STORED, Look
+from fedquit.core.params import placed
+from fedquit.data.preprocessing import AS_STORED, Look
 from fedquit.engine import Address, Examples, run_client
 from fedquit.engine.plan import fixed_uniforms
 from fedquit.engine.sequential import at_home, reply_of
@@ -30,8 +31,7 @@ from fedquit.errors import FedquitError, InputError, RequestError
 from fedquit.flower import wire
 from fedquit.flower.outbox import Entry, Outbox, require_id
 from fedquit.models import FunctionalModel
-from fedquit.params import placed
-from fedquit.store import DiskMemory, locked
+from fedquit.running.store import DiskMemory, locked
 
 ACTION = "fedquit"  # messages of the types train.fedquit and query.fedquit are ours
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedquit.core import Training
+from fedquit.core.method import Method
 from fedquit.errors import InputError
-from fedquit.method import Method
 from fedquit.methods import METHODS
-from fedquit.names import lookup
-from fedquit.recipe import Recipe, TrainRecipe, build, load
+from fedquit.running.recipe import Recipe, TrainRecipe, build, load
+from fedquit.utils.names import lookup
 
 FALLBACKS = ("not", "retrain")
 

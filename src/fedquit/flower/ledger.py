@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from fedquit.core import ClientId, Request
 from fedquit.errors import StoreError
-from fedquit.files import write_json
 from fedquit.flower.outbox import Kind, now
 from fedquit.flower.roster import read_books
-from fedquit.membership import Membership
+from fedquit.running.membership import Membership
+from fedquit.utils.files import write_json
 
 Status = Literal["received", "started", "unlearned", "recovered", "done", "failed"]
 SCHEMA = 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedquit.errors import InputError, RequestError
-from fedquit.files import read_json, write_json
+from fedquit.utils.files import read_json, write_json
 
 Kind = Literal["client", "samples"]
 _ID = re.compile(r"[0-9a-f]{1,64}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedquit.core import ClientId
 from fedquit.errors import RequestError, StoreError
-from fedquit.files import read_json, write_json
+from fedquit.utils.files import read_json, write_json
 
 
 @dataclass(frozen=True)

@@ -26,24 +26,33 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedquit.core import ClientId, Params, Reply, Request, State, Trained
+from fedquit.core.method import Method, is_of
+from fedquit.core.params import fingerprint, require_finite, require_same_shapes
 from fedquit.engine import Address, Ask
 from fedquit.errors import FedquitError, InputError, NoExamplesError, RequestError, StoreError
-from fedquit.files import append_line, remove_half_written, write_json
 from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
-from fedquit.flower.engine import PATIENCE, Clock, GridEngine, Nodes, NodesMissing, Post, TooFewReplies, Unreachable
+from fedquit.flower.grid_engine import (
+    PATIENCE,
+    Clock,
+    GridEngine,
+    Nodes,
+    NodesMissing,
+    Post,
+    TooFewReplies,
+    Unreachable,
+)
 from fedquit.flower.ledger import Erasure, Ledger, Phase, request_of
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.roster import Roster
-from fedquit.flower.traces import DATABASE, FOLDER, wipe_traces
+from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.flower.wire import MOST_PENDING, PHASE_PLACES, Pending, Serving
-from fedquit.membership import Membership
-from fedquit.meter import Metered
-from fedquit.method import Method, is_of
-from fedquit.params import fingerprint, require_finite, require_same_shapes
-from fedquit.session import Event, Session, advance, place_of
-from fedquit.store import END, DiskMemory, Journal, Shelf, StateFile, locked, save_params
-from fedquit.training import Hooks
+from fedquit.running.costs import Metered
+from fedquit.running.membership import Membership
+from fedquit.running.session import Event, Session, advance, place_of
+from fedquit.running.store import END, DiskMemory, Journal, Shelf, StateFile, locked, save_params
+from fedquit.running.training_cache import Hooks
+from fedquit.utils.files import append_line, remove_half_written, write_json
 
 Evaluate = Callable[[Params], float]
 STATUS = 120.0  # seconds in which a node must say who it is; a process starts for that

@@ -25,10 +25,11 @@ from fedquit.core import ClientId, Model, Params, Reply, Sent, Task
 from fedquit.engine import Address, Ask
 from fedquit.errors import FedquitError, InputError
 from fedquit.flower.outbox import require_id
-from fedquit.names import lookup
-from fedquit.recipe import build
+from fedquit.running.recipe import build
+from fedquit.utils.names import lookup
 
-ASK, REPLY, PARAMS = "fedquit.ask", "fedquit.reply", "fedquit.params"
+ASK, REPLY, PARAMS = "fedquit.ask", "fedquit.reply", "fedquit.core.params"
+WIRE_MODULES = {"fedquit.core.fedavg": "fedquit.fedavg"}
 NONCE = "nonce"  # beside the words, both ways
 SET = "fedquit.set"  # and a number: one set of parameters of a question
 PHASE_PLACES, ROUND_PLACES = 10**11, 10**6  # how many places of a run a phase and a round take
@@ -105,8 +106,13 @@ class Answer:
 
 
 def known_tasks() -> dict[str, type[Task]]:
-    """Every task that is loaded, by module and class."""
-    return {f"{cls.__module__}:{cls.__qualname__}": cls for cls in _below(Task)}  # type: ignore[type-abstract]
+    """Every task class that is loaded, by its name on the wire."""
+    return {_wire_name(cls): cls for cls in _below(Task)}  # type: ignore[type-abstract]
+
+
+def _wire_name(cls: type[Task]) -> str:
+    """Module and class, as the first release had them: a module that moves keeps its name on the wire."""
+    return f"{WIRE_MODULES.get(cls.__module__, cls.__module__)}:{cls.__qualname__}"
 
 
 def _below(cls: type[Task]) -> Iterator[type[Task]]:
@@ -117,7 +123,7 @@ def _below(cls: type[Task]) -> Iterator[type[Task]]:
 
 def task_to_words(task: Task) -> dict[str, Any]:
     """The class by name, and its fields."""
-    name = f"{type(task).__module__}:{type(task).__qualname__}"
+    name = _wire_name(type(task))
     fields = dataclasses.asdict(task)
     for key, value in {**fields, **fields["local"]}.items():
         if key != "local" and not isinstance(value, str | int | float | bool):

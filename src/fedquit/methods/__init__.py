@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from fedquit.method import Method
+from fedquit.core.method import Method
 from fedquit.methods.ascent import GradientAscent
+from fedquit.methods.baselines import Natural, Retrain
 from fedquit.methods.fedau import FedAU
 from fedquit.methods.federaser import FedEraser
 from fedquit.methods.fedosd import FedOSD
@@ -17,7 +18,6 @@ from fedquit.methods.not_ import NoT
 from fedquit.methods.pga import PGA
 from fedquit.methods.puf import PUF
 from fedquit.methods.rapid import RapidRetraining
-from fedquit.methods.references import Natural, Retrain
 
 METHODS: dict[str, type[Method]] = {
     "fedquit": FedQUIT,

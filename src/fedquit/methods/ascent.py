@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedquit.core import Batch, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
-from fedquit.fedavg import cross_entropy
-from fedquit.method import Method
-from fedquit.params import mean
+from fedquit.core.fedavg import cross_entropy
+from fedquit.core.method import Method
+from fedquit.core.params import mean
 
 
 @dataclass(frozen=True)

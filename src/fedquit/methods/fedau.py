@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from fedquit.core import Batch, ClientId, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
+from fedquit.core.fedavg import cross_entropy
+from fedquit.core.method import Method
 from fedquit.errors import RequestError
-from fedquit.fedavg import cross_entropy
-from fedquit.method import Method
-from fedquit.names import unknown
+from fedquit.utils.names import unknown
 
 
 def head_names(params: Params, head: str) -> list[str]:

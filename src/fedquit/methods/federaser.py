@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedquit.core import ClientId, Federation, Memory, Params, Reply, Request, State, Trained, Training
-from fedquit.method import Method, require_whole_clients
-from fedquit.params import add, mean, norm, sub
+from fedquit.core.method import Method, require_whole_clients
+from fedquit.core.params import add, mean, norm, sub
 
 
 def _key(round: int, client: ClientId) -> str:

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedquit.core import Batch, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
+from fedquit.core.fedavg import cohort, fedavg
+from fedquit.core.method import Method
 from fedquit.errors import RequestError
-from fedquit.fedavg import cohort, fedavg
-from fedquit.method import Method
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import Literal
 from torch import Tensor
 
 from fedquit.core import Batch, ClientId, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
-from fedquit.distillation import LOSSES, distillation_loss
-from fedquit.method import Method
-from fedquit.names import lookup
-from fedquit.params import mean
-from fedquit.virtual_teacher import DEFAULTS, TEACHERS, checked_options
+from fedquit.core.method import Method
+from fedquit.core.params import mean
+from fedquit.distill.losses import LOSSES, distillation_loss
+from fedquit.distill.virtual_teacher import DEFAULTS, TEACHERS, checked_options
+from fedquit.utils.names import lookup
 
 
 @dataclass(frozen=True)

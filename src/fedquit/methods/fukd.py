@@ -28,9 +28,9 @@ from fedquit.core import (
     Trained,
     Training,
 )
+from fedquit.core.method import Method, require_whole_clients
+from fedquit.core.params import add, sub
 from fedquit.errors import RequestError
-from fedquit.method import Method, require_whole_clients
-from fedquit.params import add, sub
 
 INCOMPLETE = "incomplete"  # of whom something was deleted
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fedquit.core import Batch, Federation, Memory, Model, Params, Reply, Request, Sent, State, Task, Trained
+from fedquit.core.fedavg import cohort, cross_entropy
+from fedquit.core.method import Method
+from fedquit.core.params import add, mean, sub
 from fedquit.errors import InputError
-from fedquit.fedavg import cohort, cross_entropy
-from fedquit.method import Method
-from fedquit.params import add, mean, sub
 
 ADAPTER = "adapter:"  # before the name of the tensor that it is added to
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fedquit.core import Batch, Federation, Model, Params, Reply, Request, Sent, State, Task, Trained
-from fedquit.fedavg import cohort, cross_entropy
-from fedquit.method import Method
-from fedquit.params import mean, mix
+from fedquit.core.fedavg import cohort, cross_entropy
+from fedquit.core.method import Method
+from fedquit.core.params import mean, mix
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedquit.core import Federation, Params, Request, State, Trained
+from fedquit.core.method import Method
 from fedquit.errors import InputError
-from fedquit.method import Method
-from fedquit.names import unknown
+from fedquit.utils.names import unknown
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from fedquit.core import (
     Task,
     Trained,
 )
+from fedquit.core.fedavg import cross_entropy
+from fedquit.core.method import Method, require_whole_clients
+from fedquit.core.params import mean, norm, sub
 from fedquit.errors import RequestError
-from fedquit.fedavg import cross_entropy
-from fedquit.method import Method, require_whole_clients
-from fedquit.params import mean, norm, sub
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedquit.core import Federation, Reply, Request, State, Trained
-from fedquit.fedavg import cohort
-from fedquit.method import Method
-from fedquit.params import add, mean, sub
+from fedquit.core.fedavg import cohort
+from fedquit.core.method import Method
+from fedquit.core.params import add, mean, sub
 
 
 @dataclass(frozen=True)

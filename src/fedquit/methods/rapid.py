@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedquit.core import Federation, Request, State, Trained
-from fedquit.fedavg import fedavg
-from fedquit.method import Method
+from fedquit.core.fedavg import fedavg
+from fedquit.core.method import Method
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedquit.core import Params
-from fedquit.data.look import AS_STORED, Look
+from fedquit.data.preprocessing import AS_STORED, Look
 from fedquit.errors import InputError
 from fedquit.models.lstm import char_lstm
 from fedquit.models.mit import mit_b0
 from fedquit.models.resnet import resnet18
 from fedquit.models.small import cnn, mlp
-from fedquit.names import imported, lookup, refuse_unknown_options
+from fedquit.utils.names import imported, lookup, refuse_unknown_options
 
 __all__ = ["MODELS", "FunctionalModel", "load_model", "refuse_unsuitable"]
 

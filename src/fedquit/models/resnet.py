@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fedquit.errors import InputError
-from fedquit.layers import conv_keeping, norm_relu
+from fedquit.models.fused import conv_keeping, norm_relu
 
 WIDTHS = (64, 128, 256, 512)
 BLOCKS = 2  # in each stage

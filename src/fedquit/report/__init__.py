@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedquit.errors import InputError, StoreError
-from fedquit.files import write_atomic
-from fedquit.names import lookup
 from fedquit.report.export import to_csv, to_json, to_latex, to_md
 from fedquit.report.page import page
 from fedquit.report.reading import Found, load_results, opened
+from fedquit.utils.files import write_atomic
+from fedquit.utils.names import lookup
 
 __all__ = ["ENDINGS", "FORMATS", "load_results", "write_report"]
 

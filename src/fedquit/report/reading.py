@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedquit.errors import StoreError
-from fedquit.names import each_named
+from fedquit.utils.names import each_named
 
 SCHEMA = 1
 OWN = "this request"  # among floors: that of the request itself, not the mean over a comparison

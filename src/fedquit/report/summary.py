@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fedquit.names import each_named
 from fedquit.report.reading import Part, mean
 from fedquit.report.tables import Group
 from fedquit.report.words import VERDICTS, count, fixed, percent, share, signed
+from fedquit.utils.names import each_named
 
 _NAMES = {"avg_gap": "an average gap", "forget_acc_gap": "a gap in forget accuracy"}
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far an unlearned model is from one that never saw the data: pure functions of numbers and `Signals`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedquit.audit.attacks import roc as strength
+from fedquit.audit.metrics import (
+    backdoor,
+    forgetting_quality,
+    gaps,
+    holdout,
+    klom,
+    leakage,
+    relearn,
+    tug_of_war,
+)
+from fedquit.audit.scores import js_divergence
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric and, in one line, what it says."""
+
+    description: str
+    function: Callable[..., object]
+
+
+METRICS: dict[str, Metric] = {
+    "gap": Metric("absolute difference to Retrain for each target, mean and standard deviation", gaps.gap),
+    "avg_gap": Metric("mean of the gaps in retain and forget accuracy, MIA Song and MIA Yeom", gaps.avg_gap),
+    "noise_floor": Metric("whether a gap is no larger than between two Retrains of different seeds", gaps.inside_floor),
+    "paired": Metric("two methods over the same targets, with 95 % intervals", gaps.paired),
+    "tug_of_war": Metric(
+        "product of the closeness to Retrain in forget, retain and test accuracy", tug_of_war.tug_of_war
+    ),
+    "tug_of_war_mia": Metric(
+        "the same with a membership attack in place of the forget accuracy", tug_of_war.tug_of_war_mia
+    ),
+    "js_divergence": Metric("distance between two models' predictions, in nats from 0 to ln 2", js_divergence),
+    "roc": Metric("forget data found at 1 % and 0.1 % false alarms, with exact intervals", strength.roc),
+    "auc": Metric("the chance that forget data scores higher than data never seen, with its interval", strength.auc),
+    "holdout_null": Metric("forget data against the same client's hold-out; needs no Retrain", holdout.holdout_null),
+    "entropy_ks": Metric(
+        "Kolmogorov and Smirnov's distance between the entropies on forget and hold-out data", holdout.holdout_null
+    ),
+    "leakage": Metric("what the models before and after the erasure give away together", leakage.leakage),
+    "relearn_time": Metric("steps to learn the forgotten anew, over Retrain's", relearn.relearn_time),
+    "backdoor": Metric("how often a trigger of the leaving client still works, in percent", backdoor.attack_success),
+    "klom": Metric("KL divergence of phi over many unlearned and retrained models", klom.klom),
+    "forgetting_quality": Metric(
+        "epsilon for each example over many models (NeurIPS 2023)", forgetting_quality.forgetting_quality
+    ),
+    "final_score": Metric(
+        "forgetting quality times what is left of Retrain's retain and test accuracy", forgetting_quality.final_score
+    ),
+}

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Algebra on parameters. Pure: nothing is changed in place that came from outside."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from fedquit.core.types import Params, Reply
+from fedquit.errors import InputError, NoExamplesError, NonFiniteError
+
+
+def mean(replies: Iterable[Reply]) -> Params:
+    """FedAvg's mean with weights n_k, as one running sum: the memory does not grow with the clients."""
+    total: Params = {}
+    weight = 0
+    for reply in replies:
+        if not total:
+            total = {n: p * reply.examples for n, p in reply.params.items()}
+        else:
+            require_same_shapes(reply.params, total, f"the reply of client {reply.client}")
+            own = [reply.params[n] for n in total]
+            torch._foreach_add_(list(total.values()), torch._foreach_mul(own, reply.examples))
+        weight += reply.examples
+    if weight == 0:
+        raise NoExamplesError("no client that was asked has any data: there is nothing to average.")
+    return {n: p / weight for n, p in total.items()}
+
+
+def mix(a: Params, b: Params, weight: float) -> Params:
+    """Weight * a + (1 - weight) * b."""
+    return {n: weight * p + (1 - weight) * b[n] for n, p in a.items()}
+
+
+def add(a: Params, b: Params, scale: float | Tensor = 1.0) -> Params:
+    """A + scale * b."""
+    return {n: p + scale * b[n] for n, p in a.items()}
+
+
+def sub(a: Params, b: Params) -> Params:
+    """A - b."""
+    return {n: p - b[n] for n, p in a.items()}
+
+
+def dot(a: Params, b: Params) -> Tensor:
+    """The inner product over all parameters."""
+    return torch.stack([(p * b[n]).sum() for n, p in a.items()]).sum()
+
+
+def norm(a: Params) -> Tensor:
+    """The Euclidean norm over all parameters."""
+    return dot(a, a).sqrt()
+
+
+def placed(a: Params, device: torch.device) -> Params:
+    """The same, in that device's memory."""
+    return {n: p.to(device) for n, p in a.items()}
+
+
+def device_of(a: Params) -> torch.device:
+    """Where they lie."""
+    return next((p.device for p in a.values()), torch.device("cpu"))
+
+
+def nbytes(a: Params) -> int:
+    """The size of the numbers alone."""
+    return sum(p.numel() * p.element_size() for p in a.values())
+
+
+def fingerprint(a: Params) -> str:
+    """A short hash of names, shapes and bits: equal if and only if the parameters are."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(a.items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def require_finite(a: Params, whose: str) -> None:
+    """Refuse NaN and infinity, and say where they are."""
+    # One number first: a finite sum has finite terms, and asking a GPU once costs a hundredth of asking for each.
+    if not a or bool(torch.isfinite(torch.stack([p.sum(dtype=torch.float64) for p in a.values()]).sum())):
+        return
+    for name, tensor in a.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise NonFiniteError(
+                f"{whose} holds NaN or infinity in {name!r}: lower the learning rate or clip the gradient."
+            )
+
+
+def require_same_shapes(a: Params, like: Mapping[str, Tensor], whose: str) -> None:
+    """Refuse other names or shapes than those of `like`."""
+    if a.keys() != like.keys():
+        odd = sorted(a.keys() ^ like.keys())
+        raise InputError(f"{whose} has other parameters than expected ({', '.join(odd[:3])}): are the models the same?")
+    for name, tensor in a.items():
+        if tensor.shape != like[name].shape:
+            raise InputError(
+                f"{whose} has shape {tuple(tensor.shape)} in {name!r} where {tuple(like[name].shape)} is expected: "
+                "are the models the same?"
+            )

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a method costs, counted from outside by wrapping its federation: no method counts its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+from fedquit.core import ClientId, Federation, Model, Params, Reply, Sent, Split, State, Task
+from fedquit.core.params import nbytes
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Sums over a phase; the storage is the most that lay there at its beginning or at the end of a round."""
+
+    down_bytes: int = 0  # from the server to clients
+    up_bytes: int = 0
+    participations: int = 0  # one client in one question
+    client_epochs: float = 0.0  # passes of a client over the data it was asked to use
+    server_epochs: float = 0.0  # passes of the server over its public data
+    server_storage_bytes: int = 0  # the global model, the method's own state, and what its watcher kept
+    client_storage_bytes: int = 0  # what all clients keep at home, together
+    client_flops: int = 0  # of all clients, 2 for a multiplication with an addition
+    server_flops: int = 0
+
+    def __add__(self, other: Costs) -> Costs:
+        storage = ("server_storage_bytes", "client_storage_bytes")
+        both = [(f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        return Costs(**{name: max(a, b) if name in storage else a + b for name, a, b in both})
+
+    @property
+    def bytes(self) -> int:
+        """Both ways."""
+        return self.down_bytes + self.up_bytes
+
+
+class Work(Protocol):
+    """Knows how much computing a task takes."""
+
+    def at_client(self, task: Task, sent: Sent, examples: int) -> int:
+        """FLOPs of one client's work."""
+
+    def at_server(self, task: Task, sent: Sent) -> int:
+        """FLOPs of the task on the server's own data."""
+
+
+@dataclass
+class Metered:
+    """Any federation, with every byte and every pass counted. A method cannot tell."""
+
+    inner: Federation
+    stored: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes kept at the server and at the clients
+    work: Work | None = None
+    costs: Costs = Costs()
+
+    @property
+    def model(self) -> Model:
+        """The network that everybody trains."""
+        return self.inner.model
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        """Who can be asked now."""
+        return self.inner.clients
+
+    @property
+    def seed(self) -> int:
+        """For what the server itself draws."""
+        return self.inner.seed
+
+    def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
+        """Ask, and count each client's download, work and upload once its reply is here."""
+        # A set of parameters under two names travels once.
+        down = sum(nbytes(p) for p in {id(p): p for p in sent.values()}.values())
+        for reply in self.inner.run(task, clients, split=split, **sent):
+            flops = self.work.at_client(task, sent, reply.examples) if self.work else 0
+            epochs = task.local.epochs if reply.examples else 0.0
+            self.costs += Costs(down, nbytes(reply.params), 1, epochs, client_flops=flops)
+            yield reply
+
+    def run_at_server(self, task: Task, **sent: Params) -> Params:
+        """Nothing travels."""
+        flops = self.work.at_server(task, sent) if self.work else 0
+        self.costs += Costs(server_epochs=task.local.epochs, server_flops=flops)
+        return self.inner.run_at_server(task, **sent)
+
+    def settle(self, state: State) -> None:
+        """At the beginning of a phase and at the end of each round, see what lies in store."""
+        server, clients = self.stored()
+        own = nbytes(state.params) + sum(nbytes(part) for part in state.kept.values())
+        self.costs += Costs(server_storage_bytes=own + server, client_storage_bytes=clients)

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe: everything that determines a run, as one short TOML file.
+
+The schema is the classes below: every key of the file is a field, and an unknown key is an error that names the nearest
+one. `extends = "other"` starts from another recipe, which may extend one more; `--set key=value` changes single keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import tomllib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fedquit.audit.attacks import ATTACKS
+from fedquit.core import ClientId, Local, Training
+from fedquit.core.method import Method
+from fedquit.data.samples import SELECTIONS
+from fedquit.engine.optim import OPTIMIZERS
+from fedquit.errors import InputError, UnknownNameError
+from fedquit.utils.names import imported, lookup, unknown
+
+Options = Mapping[str, Any]
+LEVELS = 2  # of recipes below a recipe: more, and nobody can say what a file amounts to
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """Which data, and how it is dealt out."""
+
+    name: str = "fashion_mnist_mini"  # of `fedquit list datasets`, or package.module:function
+    options: Options = field(default_factory=dict)
+    folder: str = ""  # where published data lies; $FEDQUIT_DATA or the user's cache folder unless given
+    partition: str = "lda"  # iid, lda, chunks, file
+    clients: int = 10
+    alpha: float = 0.1  # of the Dirichlet distribution, for lda
+    partition_file: str = ""
+    seed: int = 0  # of the partition
+    holdout: float = 0.0  # of each client's data, never trained on
+    public: float = 0.0  # of all data, for the server itself
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """Which network."""
+
+    name: str = "cnn"
+    options: Options = field(default_factory=dict)
+    dtype: Literal["float32", "float64"] = "float32"
+
+
+@dataclass(frozen=True)
+class TrainRecipe:
+    """FedAvg, for Original and Retrain and on through recovery."""
+
+    rounds: int = 30
+    clients_per_round: int = 0  # 0: everybody
+    epochs: float = 1.0
+    batch_size: int = 32
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    lr_decay: float = 0.998  # in each round, and on through recovery
+    momentum: float = 0.0
+    weight_decay: float = 1e-3
+    clip: float = 0.0
+
+    def training(self) -> Training:
+        """As the federation wants it."""
+        from fedquit.core.fedavg import Learn
+
+        local = Local(
+            self.epochs, self.batch_size, self.optimizer, self.lr, self.momentum, self.weight_decay, self.clip
+        )
+        return Training(Learn(local), self.rounds, self.clients_per_round, self.lr_decay)
+
+
+@dataclass(frozen=True)
+class EventRecipe:
+    """A request to be forgotten, or a client that joins. Events happen in the order of the file."""
+
+    kind: Literal["forget", "join"] = "forget"
+    clients: tuple[ClientId, ...] = ()
+    samples: float = 0.0  # the fraction of each client's samples to forget; 0: the whole client leaves
+    choose: str = "random"  # which samples: random, or rare (of the least represented local classes)
+    anew: bool = False  # join: enrol a client that was forgotten, as a new member
+    rounds: int = 1  # join: rounds of training with it
+
+
+@dataclass(frozen=True)
+class RecoverRecipe:
+    """When the recovery is over."""
+
+    until: Literal["retrained", "retrained-mean-of-3", "rounds"] = "retrained"
+    max_rounds: int = 30  # at most; with until = "rounds", exactly
+    budgets: tuple[float, ...] = ()  # also look at the model once it has cost these shares of Retrain's bytes
+
+
+@dataclass(frozen=True)
+class EvaluateRecipe:
+    """What is measured beside accuracy and loss."""
+
+    attacks: tuple[str, ...] = tuple(ATTACKS)  # of `fedquit list attacks`
+    relearn: int = 0  # epochs in which to learn the forgotten data again, from the recovered model and from Retrain
+    backdoor: float = 0.0  # of the training images of the first request's clients, stamped with a trigger; images only
+    backdoor_target: int = 0  # the class that the trigger should stand for
+    backdoor_size: int = 3  # the side of the stamped square, in pixels
+
+
+@dataclass(frozen=True)
+class EngineRecipe:
+    """How it is computed; but for the precision, it never changes what."""
+
+    name: str = "auto"  # of `fedquit list engines`
+    threads: int = 0  # 0: torch's own choice
+    device: str = "auto"  # cpu, cuda, cuda:1, …; auto: a GPU where there is one
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"  # of a float32 network; auto: bf16 on a GPU
+    width: int = 0  # clients at once, at most; 0: as many as fit
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One setting, one or more requests, one method."""
+
+    title: str = ""
+    seed: int = 0
+    data: DataRecipe = DataRecipe()
+    model: ModelRecipe = ModelRecipe()
+    train: TrainRecipe = TrainRecipe()
+    request: tuple[EventRecipe, ...] = (EventRecipe(clients=(0,)),)
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedquit"})
+    recover: RecoverRecipe = RecoverRecipe()
+    retrain: bool = True  # train the gold standard too, for comparison
+    evaluate: EvaluateRecipe = EvaluateRecipe()
+    engine: EngineRecipe = EngineRecipe()
+
+    def __post_init__(self) -> None:
+        method = self.build_method()
+        for optimizer in (self.train.optimizer, getattr(method, "optimizer", "sgd")):
+            lookup(OPTIMIZERS, optimizer, "optimizer")
+        _check(self.train.clients_per_round >= 0, "train.clients_per_round must be at least 0 (0: everybody)")
+        _check(min(self.train.momentum, self.train.weight_decay) >= 0, "momentum and weight decay must be at least 0")
+        _check(self.engine.threads >= 0, "engine.threads must be at least 0 (0: torch's own choice)")
+        _check(self.engine.width >= 0, "engine.width must be at least 0 (0: as many clients at once as fit)")
+        _check(self.train.rounds >= 1, "train.rounds must be at least 1")
+        _check(self.train.batch_size >= 1, "train.batch_size must be at least 1")
+        _check(self.train.lr > 0, "train.lr must be above 0")
+        _check(self.train.epochs > 0, "train.epochs must be above 0")
+        _check(self.data.clients >= 2, "data.clients must be at least 2")
+        _check(0 <= self.data.holdout < 1, "data.holdout must be at least 0 and below 1")
+        _check(0 <= self.data.public < 1, "data.public must be at least 0 and below 1")
+        _check(self.recover.max_rounds >= 0, "recover.max_rounds must be at least 0")
+        _ = self.train.training()
+        _check(all(0 < b <= 1 for b in self.recover.budgets), "recover.budgets must lie above 0 and at most at 1")
+        _check(self.retrain or not self.recover.budgets, "budgets are shares of Retrain's cost; set retrain = true")
+        _check(self.evaluate.relearn >= 0, "evaluate.relearn must be at least 0 epochs")
+        _check(0 <= self.evaluate.backdoor <= 1, "evaluate.backdoor must lie between 0 and 1 (0: none)")
+        whole = [event.kind == "forget" and not event.samples for event in self.request[:1]]
+        _check(
+            not self.evaluate.backdoor or whole == [True],
+            "evaluate.backdoor is planted by clients that leave whole, and the first request is not of such; drop one",
+        )
+        for attack in self.evaluate.attacks:
+            lookup(ATTACKS, attack, "attack")
+        _check(len(self.request) > 0, "a recipe needs at least one [[request]]")
+        _check(
+            self.retrain or self.recover.until == "rounds",
+            'recovery until Retrain\'s accuracy needs a Retrain; set recover.until = "rounds" or retrain = true',
+        )
+        for event in self.request:
+            _check(0 <= event.samples < 1, "request.samples must be at least 0 and below 1 (0: the whole client)")
+            lookup(SELECTIONS, event.choose, "selection of samples")
+            _check(event.rounds >= 1, "the rounds after a join must be at least 1")
+
+    @property
+    def method_name(self) -> str:
+        """As in the table."""
+        return str(self.method.get("name", "fedquit"))
+
+    def build_method(self) -> Method:
+        """The method with its hyper-parameters: the keys of [method] are its fields."""
+        from fedquit.methods import METHODS
+
+        name = self.method_name
+        found = imported(name, "method") if ":" in name else lookup(METHODS, name, "method")
+        if not (isinstance(found, type) and issubclass(found, Method)):
+            raise UnknownNameError(f"{name!r} is not a method: it must be a class derived from fedquit.core.Method.")
+        preset = self.method.get("preset")
+        changes = lookup(found.presets, str(preset), f"preset of method {name!r}") if preset else {}
+        given = {k: v for k, v in self.method.items() if k not in ("name", "preset")}
+        return build(found, {**changes, **given}, "method")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON; `build(Recipe, …)` reads it back."""
+        plain: dict[str, Any] = _jsonable(dataclasses.asdict(self))
+        del plain["data"]["folder"]  # where data lies is not part of an experiment
+        return plain
+
+    @property
+    def hash(self) -> str:
+        """A short name of all that it says; of a partition file it knows the name alone."""
+        return hash_of(self.to_dict())
+
+
+def hash_of(recipe: Mapping[str, Any]) -> str:
+    """The hash of a recipe in plain values, as a record holds it."""
+    data = {**recipe["data"], "partition_file": Path(recipe["data"]["partition_file"]).name}
+    said = json.dumps({**recipe, "data": data}, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+
+
+def _jsonable(value: Any) -> Any:  # noqa: ANN401 - by nature
+    if isinstance(value, dict):
+        return {k: _jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(v) for v in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value  # JSON has no infinity
+
+
+def _check(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise InputError(f"{sentence}: correct the recipe.")
+
+
+def packaged() -> list[str]:
+    """The names of the recipes that come with the package, such as `demo` and `settings/cifar100-lda`."""
+    return sorted(_named(resources.files("fedquit") / "recipes"))
+
+
+def _named(folder: Traversable) -> Iterator[str]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from (f"{entry.name}/{name}" for name in _named(entry))
+        elif entry.name.endswith(".toml"):
+            yield entry.name.removesuffix(".toml")
+
+
+def load(where: str, settings: Sequence[str] = ()) -> Recipe:
+    """Read a recipe from a file, or by the name of one that comes with the package; `settings` are key=value."""
+    content = _read(where)
+    at, chain = where, [where]
+    while (base := content.pop("extends", None)) is not None:
+        beside = Path(at).parent / str(base)
+        at = str(beside) if beside.suffix == ".toml" else str(base)
+        chain.append(at)
+        if len(chain) > LEVELS + 1:
+            raise InputError(f"{' extends '.join(chain)}: at most {LEVELS} recipes may lie below one; join some.")
+        content = _merged(_read(at), content)
+    content.setdefault("request", [{}])
+    for setting in sorted(settings, key=lambda s: not s.startswith("method.name=")):  # a new method, then its keys
+        _set(content, setting)
+    return build(Recipe, content, "recipe")
+
+
+def _read(where: str) -> dict[str, Any]:
+    path = Path(where)
+    if where in packaged():
+        text = (resources.files("fedquit") / "recipes" / f"{where}.toml").read_text(encoding="utf-8")
+    elif path.suffix != ".toml":
+        if path.exists():
+            raise InputError(f"the recipe {path} does not end in .toml: rename it.")
+        raise _unknown_recipe(where)
+    else:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read the recipe {path} ({error}): check the path.") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the recipe {path} is not valid TOML: {error}.") from error
+
+
+def _unknown_recipe(name: str) -> UnknownNameError:
+    """There are too many to name them all."""
+    near = difflib.get_close_matches(name, packaged(), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UnknownNameError(f"unknown recipe {name!r}: {hint}`fedquit list recipes` names them all.")
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    out = dict(below)
+    if "method" in above and above["method"].get("name") not in (None, out.get("method", {}).get("name")):
+        out.pop("method", None)  # the settings of one method mean nothing to another
+    for key, value in above.items():
+        out[key] = _merged(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
+    return out
+
+
+def _set(content: dict[str, Any], setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    if not equals:
+        raise InputError(f"--set {setting!r} has no value: write key=value, for example method.lr=3e-4.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *folders, last = key.strip().split(".")
+    if key == "method.name" and content.get("method", {}).get("name") != value:
+        content["method"] = {}
+    at: Any = content
+    for folder in folders:
+        if isinstance(at, list):  # request.0.clients=[1]
+            at = _entry(at, folder, key)
+            continue
+        if not isinstance(at, dict):
+            raise InputError(f"--set {setting!r}: what is before {folder!r} is a value, not a section.")
+        at = at.setdefault(folder, {})
+        if not isinstance(at, dict | list):
+            raise InputError(f"--set {setting!r}: {folder!r} is a value, not a section.")
+    if not isinstance(at, dict | list):
+        raise InputError(f"--set {setting!r}: {folders[-1]!r} is a value, not a section.")
+    if isinstance(at, list):
+        raise InputError(f"--set {setting!r}: say which entry, for example {folders[0]}.0.{last}.")
+    at[last] = value
+
+
+def _entry(entries: list[Any], index: str, key: str) -> Any:  # noqa: ANN401 - TOML is anything
+    if not index.isdigit() or int(index) >= len(entries):
+        raise InputError(f"--set {key}: there is no entry {index!r}; count from 0 to {len(entries) - 1}.")
+    return entries[int(index)]
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """A dataclass from plain values: unknown keys and wrong types are errors that say where."""
+    hints = get_type_hints(cls)
+    known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise unknown(f"key in {where}", key, known)
+    return cls(**{key: _converted(value, hints[key], f"{where}.{key}") for key, value in values.items()})
+
+
+def _converted(value: Any, hint: Any, where: str) -> Any:  # noqa: ANN401 - by nature
+    origin = get_origin(hint)
+    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
+        return build(hint, value, where)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_converted(v, get_args(hint)[0], where) for v in value)
+    if origin in (Union, types.UnionType):
+        (hint,) = (a for a in get_args(hint) if a is not types.NoneType)
+        return None if value is None else _converted(value, hint, where)
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise unknown(f"value of {where}", str(value), [str(a) for a in get_args(hint)])
+        return value
+    if hint is float and (value in ("inf", "-inf") or (isinstance(value, int) and not isinstance(value, bool))):
+        return float(value)
+    if isinstance(value, float) and math.isnan(value):
+        raise InputError(f"{where} is not a number: correct the recipe.")
+    expected = origin or hint
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        name = getattr(hint, "__name__", str(hint))
+        raise InputError(f"{where} is {value!r}, but must be of type {name}: correct the recipe.")
+    return value

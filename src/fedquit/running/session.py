@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Driving a method: where it stands, who is present, and what is on disk before the next step is taken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+import torch
+
+from fedquit.core import SERVER, ClientId, Model, Params, Reply, Sent, Split, State, Task
+from fedquit.core.params import device_of, placed, require_finite, require_same_shapes
+from fedquit.engine import Address, Ask, Engine
+from fedquit.errors import InputError, RequestError
+from fedquit.running.costs import Costs, Metered
+from fedquit.running.store import DiskMemory, Journal, StateFile
+
+Event = dict[str, object]
+CHEAP = 0.1  # seconds: what is stored faster is stored after every round
+
+
+def _ignore(_event: Event) -> None:
+    """Where nobody wants to know."""
+
+
+@dataclass
+class Session:
+    """A federation at a place in a run: it numbers the questions, knows who is present, and checks what comes back."""
+
+    engine: Engine
+    run_seed: int
+    present: tuple[ClientId, ...]
+    journal: Journal | None = None  # keeps the replies of the round at hand, where a client may be gone tomorrow
+    memories: Sequence[DiskMemory] = ()
+    log: Callable[[Event], None] = _ignore
+    lenient: bool = False  # whether the engine may leave out clients: real ones may not answer
+    address: Address = field(default=Address(0, ""), init=False)
+
+    @property
+    def model(self) -> Model:
+        """The network that everybody trains."""
+        return self.engine.model
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        """Who can be asked now."""
+        return self.present
+
+    @property
+    def seed(self) -> int:
+        """For what the server itself draws at this place."""
+        return self.address.seed_for("server")
+
+    def enter(self, phase: str, round: int) -> None:
+        """Begin a round."""
+        self.address = Address(self.run_seed, phase, round)
+        self._move_memories(self.address)
+        for memory in self.memories:
+            memory.settle()
+
+    def _move_memories(self, address: Address) -> None:
+        for memory in self.memories:
+            memory.move(address.round * 1_000_000 + address.question)
+
+    def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
+        """Ask these clients; their replies stream in the order of `clients`."""
+        for client in clients:
+            if client not in self.present:
+                raise RequestError(
+                    f"client {client} cannot be asked in phase {self.address.phase!r}: it is not in the federation, or "
+                    "it has been forgotten; a forgotten client must be enrolled anew."
+                )
+        return self._replies(self._ask(task, clients, split, sent))
+
+    def run_at_server(self, task: Task, **sent: Params) -> Params:
+        """Do a task on the server's own public data."""
+        ask = self._ask(task, [SERVER], "all", sent)
+        (reply,) = self.engine.run(ask)
+        if reply.examples == 0:
+            raise InputError("the server has no data of its own to work on: set data.public = 0.05.")
+        return _checked(reply, ask, SERVER).params
+
+    def _ask(self, task: Task, clients: Sequence[ClientId], split: Split, sent: Sent) -> Ask:
+        ask = Ask(task, tuple(clients), split, sent, self.address)
+        self.address = replace(self.address, question=self.address.question + 1)
+        return ask
+
+    def _replies(self, ask: Ask) -> Iterator[Reply]:
+        place = place_of(ask)
+        stored = {c: reply for c in ask.clients if self.journal and (reply := self.journal.get(place, c))}
+        fresh = self.engine.run(replace(ask, clients=tuple(c for c in ask.clients if c not in stored)))
+        ahead: Reply | None = None  # of a client further on, where those before it did not answer
+        for client in ask.clients:
+            if client in stored:
+                device = device_of(next(iter(ask.sent.values()), {}))
+                yield replace(stored[client], params=placed(stored[client].params, device))
+                continue
+            self._move_memories(ask.address)
+            ahead = ahead or (next(fresh, None) if self.lenient else next(fresh))
+            if self.lenient and (ahead is None or ahead.client != client):
+                continue
+            assert ahead is not None
+            reply, ahead = _checked(ahead, ask, client), None
+            if self.journal:
+                self.journal.put(place, reply)
+            self.log(_event(ask, reply))
+            yield reply
+
+
+def place_of(ask: Ask) -> str:
+    """By which the journal knows a question."""
+    return f"round{ask.address.round}-question{ask.address.question}"
+
+
+def _checked(reply: Reply, ask: Ask, client: ClientId) -> Reply:
+    assert reply.client == client, "an engine answers in the order of the question"
+    whose = f"the reply of client {reply.client} in round {ask.address.round + 1} of phase {ask.address.phase!r}"
+    require_finite(reply.params, whose)
+    start = ask.sent.get("start", {})
+    common = reply.params.keys() & start.keys()
+    require_same_shapes({n: reply.params[n] for n in common}, {n: start[n] for n in common}, whose)
+    return reply
+
+
+def _event(ask: Ask, reply: Reply) -> Event:
+    place = ask.address
+    event = {"event": "reply", "phase": place.phase, "round": place.round, "question": place.question}
+    return event | {
+        "client": reply.client,
+        "task": type(ask.task).__name__,
+        "split": ask.split,
+        "examples": reply.examples,
+    }
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A state that is safe on disk, and what it took: seconds, and costs."""
+
+    state: State
+    seconds: float
+    costs: Costs
+
+
+def _placed(state: State, device: torch.device) -> State:
+    kept = {name: placed(part, device) for name, part in state.kept.items()}
+    return replace(state, params=placed(state.params, device), kept=kept)
+
+
+def advance(
+    session: Session,
+    phase: str,
+    start: State,
+    step: Callable[[State], State],
+    file: StateFile,
+    rounds: int | None = None,
+    meter: Metered | None = None,
+) -> Iterator[Progress]:
+    """Drive a phase: first where it stands (from disk, or `start`), then each further round once it is on disk.
+
+    `meter` is what the steps ask their clients through; its costs are stored with the state, so that nothing is counted
+    twice or lost when a round is repeated. A large model in a phase that only simulates what can be simulated again
+    (no journal, a known number of rounds) is stored so seldom that storing it takes a tenth of the time.
+    """
+    meter = meter or Metered(session)
+    state, seconds, costs = file.load() or (start, 0.0, {})
+    state = _placed(state, device_of(start.params))
+    meter.costs = Costs(**costs)
+    session.enter(phase, state.round)  # where nobody sees what a round that was cut off left behind
+    meter.settle(state)
+    yield Progress(state, seconds, meter.costs)
+    repeatable = rounds is not None and not session.journal
+    stored, cost = time.perf_counter(), 0.0
+    while rounds is None or state.round < rounds:
+        session.enter(phase, state.round)
+        began = time.perf_counter()
+        state = step(state)
+        seconds += time.perf_counter() - began
+        meter.settle(state)
+        began = time.perf_counter()
+        if not repeatable or state.round == rounds or cost < CHEAP or began - stored > 10 * cost:
+            file.save(state, seconds, asdict(meter.costs))
+            stored = time.perf_counter()
+            cost = stored - began
+        if session.journal:
+            session.journal.clear()
+        yield Progress(state, seconds, meter.costs)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe's world: its data, dealt out to clients, its network and its training."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from fedquit.audit.metrics.backdoor import Trigger
+from fedquit.audit.poison import plant, trigger_for
+from fedquit.core import Memory, Model, Params, Training
+from fedquit.core.method import Method
+from fedquit.core.params import fingerprint, placed
+from fedquit.data import federate, load_dataset
+from fedquit.data.federated import Dataset, FederatedData
+from fedquit.distill.virtual_teacher import check_labels
+from fedquit.engine import Address, Choice, Engine, Precision, Recordings, choose, open_engine, seeing
+from fedquit.errors import InputError
+from fedquit.models import FunctionalModel, load_model
+from fedquit.running.flops import Flops, Shape
+from fedquit.running.recipe import Recipe
+from fedquit.utils.names import source_of
+
+
+@dataclass(frozen=True)
+class World:
+    """A recipe's data, network and training, ready to use."""
+
+    recipe: Recipe
+    data: FederatedData
+    model: FunctionalModel
+    training: Training
+    initial: Params
+    method: Method
+    flops: Flops  # remembers what it has counted
+    trigger: Trigger | None = None  # the backdoor in the leaving clients' data, where the recipe asks for one
+    recordings: Recordings = field(default_factory=Recordings, repr=False, compare=False)  # what an engine keeps
+
+    def fingerprint(self) -> str:
+        """A hash of the data, the network and its first parameters: of all that a recipe only names."""
+        data = self.data.dataset
+        parts = {"test_x": data.test_x, "test_y": data.test_y}
+        parts |= {f"holdout {c}": h for c, h in self.data.holdout.items()}
+        words = [self.data.fingerprint(), fingerprint(parts), self.network]
+        return hashlib.blake2b("".join(words).encode(), digest_size=16).hexdigest()
+
+    @property
+    def network(self) -> str:
+        """A hash of the network: its layers, its first parameters, and its source where a user brought it."""
+        words = [self.model.signature(), fingerprint(self.initial), source_of(self.recipe.model.name)]
+        return hashlib.blake2b("".join(words).encode(), digest_size=16).hexdigest()
+
+    def engine(self, data: FederatedData, homes: Memory) -> Engine:
+        """The engine that the recipe names, over this data."""
+        spec = self.recipe.engine
+        name = self.chosen.name
+        return open_engine(name, self.model, data, homes, self.precision, spec.width, self.recordings)
+
+    @cached_property
+    def chosen(self) -> Choice:
+        """The engine, chosen once where the recipe leaves it open."""
+        return choose(self.recipe.engine.name, self.model, self.data, self.initial)
+
+    @property
+    def eyes(self) -> Model:
+        """The network as it is evaluated."""
+        return seeing(self.model, self.precision, self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work is done."""
+        return self.data.y.device
+
+    @property
+    def precision(self) -> Precision:
+        """What networks compute in."""
+        spec = self.recipe.engine.precision
+        if self.model.dtype != torch.float32:
+            return "float32"
+        return ("bf16" if self.device.type == "cuda" else "float32") if spec == "auto" else spec
+
+
+def open_world(recipe: Recipe) -> World:
+    """Load the data, deal it out, and build the network."""
+    spec = recipe.data
+    dtype = getattr(torch, recipe.model.dtype)
+    dataset = load_dataset(spec.name, folder=spec.folder or None, **spec.options)
+    if dataset.x.is_floating_point():
+        dataset = dataclasses.replace(dataset, x=dataset.x.to(dtype), test_x=dataset.test_x.to(dtype))
+    device = chosen_device(recipe.engine.device)
+    data = federate(
+        dataset,
+        partition=spec.partition,
+        clients=spec.clients,
+        alpha=spec.alpha,
+        seed=spec.seed,
+        holdout=spec.holdout,
+        public=spec.public,
+        partition_file=spec.partition_file,
+    )
+    trigger, asked = None, recipe.evaluate
+    if asked.backdoor:
+        trigger = trigger_for(dataset, asked.backdoor_target, asked.backdoor_size)
+        data = plant(data, recipe.request[0].clients, asked.backdoor, trigger, spec.seed)
+    model = load_model(
+        recipe.model.name, dataset.shape, dataset.classes, dtype=dtype, look=dataset.look, **recipe.model.options
+    )
+    initial = model.init(Address(recipe.seed, "init").seed_for("server"))
+    _probe(model, initial, dataset)
+    data = dataclasses.replace(data, dataset=data.dataset.to(device))
+    initial = placed(initial, device)
+    flops = Flops(model, Shape.of(dataset.x, dataset.y), len(data.public))
+    return World(recipe, data, model, recipe.train.training(), initial, recipe.build_method(), flops, trigger)
+
+
+def chosen_device(name: str) -> torch.device:
+    """By name; `auto` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"there is no device {name!r} here: set engine.device to cpu, or leave it out.") from error
+    return torch.zeros(1, device=device).device
+
+
+def _probe(model: Model, initial: Params, dataset: Dataset) -> None:
+    """Let one example through the network, so that a network which does not fit the data is refused at once."""
+    x, y = dataset.x[:1], dataset.y[:1]
+    try:
+        logits = model(initial, x)
+    except (RuntimeError, TypeError, IndexError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(
+            f"the model cannot take examples of shape {tuple(x.shape[1:])} ({reason}): choose another."
+        ) from error
+    check_labels(y, logits)
+    if logits.shape[-1] != dataset.classes:
+        raise InputError(
+            f"the model gives {logits.shape[-1]} logits and the data has {dataset.classes} classes: make them equal."
+        )
