@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedquit.audit.scores import Floats, Signals, signals
+from fedquit.audit.scores import Floats, Scores, score_examples
 from fedquit.core import Params
 
 CLASSES = 10
@@ -32,11 +32,11 @@ class Given:
         return x
 
 
-def of_logits(logits: Tensor, labels: Tensor, batch_size: int = 500) -> Signals:
-    return signals(Given(), {}, logits, labels, batch_size)
+def of_logits(logits: Tensor, labels: Tensor, batch_size: int = 500) -> Scores:
+    return score_examples(Given(), {}, logits, labels, batch_size)
 
 
-def drawn(n: int, margin: float, seed: int) -> Signals:
+def drawn(n: int, margin: float, seed: int) -> Scores:
     """Examples of ten classes; a margin of 0 is a model that guesses."""
     g = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (n,), generator=g)
@@ -46,10 +46,10 @@ def drawn(n: int, margin: float, seed: int) -> Signals:
 
 
 class Scene(NamedTuple):
-    retain: Signals
-    test: Signals
-    forget: Signals
-    holdout: Signals
+    retain: Scores
+    test: Scores
+    forget: Scores
+    holdout: Scores
 
 
 def scene(kind: Kind, n: int = 1000, seed: int = 0) -> Scene:

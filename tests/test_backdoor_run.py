@@ -15,7 +15,7 @@ from fedquit.data.federated import Dataset, FederatedData
 from fedquit.errors import InputError, RequestError
 from fedquit.running.recipe import Recipe
 from fedquit.running.runner import run
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from worlds import tiny
 
 PLANTED: dict[str, Any] = {"backdoor": 0.5, "backdoor_target": 2, "backdoor_size": 2, "attacks": []}
@@ -86,7 +86,7 @@ def test_what_cannot_carry_a_trigger_is_refused() -> None:
 
 
 def test_only_the_leaving_clients_of_the_first_request_are_poisoned() -> None:
-    clean, planted = (open_world(poisoned_world(evaluate=e)).data for e in (PLANTED | {"backdoor": 0.0}, PLANTED))
+    clean, planted = (build_setup(poisoned_world(evaluate=e)).data for e in (PLANTED | {"backdoor": 0.0}, PLANTED))
     changed = (clean.x != planted.x).flatten(1).any(1).nonzero().flatten()
     assert set(changed.tolist()) <= set(planted.train[1].tolist())
     assert len(changed) >= len(planted.train[1]) // 2 - 1

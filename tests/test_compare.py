@@ -30,7 +30,7 @@ from fedquit.report import write_report
 from fedquit.running.training_cache import Silent
 from fedquit.studies.comparison import chosen_methods, compare, default_targets, parse_targets
 from fedquit.studies.comparison_table import Floor, Line, Outcome, named, summarised
-from fedquit.studies.workers import SideBySide, WorkerLostError
+from fedquit.studies.workers import WorkerLostError, WorkerPool
 from worlds import TINY, tiny
 
 
@@ -159,7 +159,7 @@ def test_a_process_ends_with_the_one_that_asked_it() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["cut", "dies"])
 def test_a_process_that_breaks_off_in_the_middle_is_no_reason_to_wait_for_ever(word: str) -> None:
-    with SideBySide("test_compare:breaks_off", 1, lambda _: Silent()) as one:
+    with WorkerPool("test_compare:breaks_off", 1, lambda _: Silent()) as one:
         found = dict(one.run([{"how": word}, {"how": "well"}]))
     assert isinstance(found[0], WorkerLostError)
     assert found[1] == {"how": "well"}
@@ -184,7 +184,7 @@ def is_pipe(fd: int) -> bool:
 @pytest.mark.slow
 def test_nothing_begins_once_it_is_over() -> None:
     before = set(children_of(os.getpid()))
-    with SideBySide("test_compare:sleeps", 2, lambda _: Silent()) as two:
+    with WorkerPool("test_compare:sleeps", 2, lambda _: Silent()) as two:
         threading.Thread(target=lambda: list(two.run([{}] * 6)), daemon=True).start()
         waited = time.monotonic() + 60
         while len(set(children_of(os.getpid())) - before) < 2 and time.monotonic() < waited:
@@ -205,7 +205,7 @@ def test_a_process_that_is_just_starting_ends_with_the_others(monkeypatch: pytes
         return started[-1]
 
     monkeypatch.setattr("fedquit.studies.workers.subprocess.Popen", slowly)
-    with SideBySide("test_compare:sleeps", 1, lambda _: Silent()) as one:
+    with WorkerPool("test_compare:sleeps", 1, lambda _: Silent()) as one:
         threading.Thread(target=lambda: list(one.run([{}] * 3)), daemon=True).start()
         assert begun.wait(60)
     time.sleep(0.2)

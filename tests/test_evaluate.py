@@ -37,7 +37,7 @@ def scaled(by: float) -> Params:
     return {"scale": torch.tensor(by)}
 
 
-def world(holdout: bool = True) -> FederatedData:
+def setup(holdout: bool = True) -> FederatedData:
     """Four clients of 25 examples; client 1's logits are right, and large, where it trained."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(140, 3, generator=generator), torch.arange(140) % 3
@@ -49,7 +49,7 @@ def world(holdout: bool = True) -> FederatedData:
 
 def evaluation(**changes: object) -> Evaluation:
     request = Request((1,))
-    data = world(holdout=bool(changes.pop("holdout", True))).mark(request)
+    data = setup(holdout=bool(changes.pop("holdout", True))).mark(request)
     return Evaluation(Given(), data, request, tuple(ATTACKS), **changes)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from fedquit.core.fedavg import Learn
 from fedquit.core.params import nbytes
 from fedquit.running.costs import Costs, Metered
 from fedquit.running.runner import run
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from worlds import tiny
 
 P = {"w": torch.zeros(10, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float32)}  # 88 bytes
@@ -84,7 +84,7 @@ def test_each_method_s_storage_is_what_its_paper_says(
 ) -> None:
     results = run(tiny(method={"name": method}), tmp_path / "a")
     row = next(r for r in results["rows"] if r["phase"] == "unlearned")
-    model = nbytes(open_world(tiny()).initial)
+    model = nbytes(build_setup(tiny()).initial)
     assert row["server_storage_bytes"] == models_at_server * model
     assert row["client_storage_bytes"] == models_at_clients * model
 
@@ -97,7 +97,7 @@ def test_a_recovery_without_rounds_keeps_what_lay_there(
 ) -> None:
     results = run(tiny(method={"name": method}, recover={"max_rounds": 0}), tmp_path / "a")
     row = next(r for r in results["rows"] if r["phase"] == "recovered")
-    model = nbytes(open_world(tiny()).initial)
+    model = nbytes(build_setup(tiny()).initial)
     assert {k: row[k] for k in asdict(Costs())} == asdict(
         Costs(server_storage_bytes=models_at_server * model, client_storage_bytes=models_at_clients * model)
     )
@@ -106,14 +106,14 @@ def test_a_recovery_without_rounds_keeps_what_lay_there(
 def test_who_does_nothing_to_unlearn_stores_the_model_and_pays_nothing_else(tmp_path: Path) -> None:
     first, again = (run(tiny(method={"name": "natural"}), tmp_path / "a")["rows"] for _ in range(2))
     row = next(r for r in first if r["phase"] == "unlearned")
-    stored = Costs(server_storage_bytes=nbytes(open_world(tiny()).initial))
+    stored = Costs(server_storage_bytes=nbytes(build_setup(tiny()).initial))
     assert {k: row[k] for k in asdict(Costs())} == asdict(stored)
     assert again == first
 
 
 def test_the_costs_of_a_run_by_hand(tmp_path: Path) -> None:
     rows = {r["phase"]: r for r in run(tiny(), tmp_path / "a")["rows"]}
-    model = nbytes(open_world(tiny()).initial)
+    model = nbytes(build_setup(tiny()).initial)
     assert rows["retrained"]["down_bytes"] == rows["retrained"]["up_bytes"] == 3 * 3 * model
     assert rows["retrained"]["client_epochs"] == 9
     assert (rows["unlearned"]["down_bytes"], rows["unlearned"]["participations"]) == (model, 1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data.published_world import PARTITIONS, unpacked
-from fedquit.audit.scores import signals
+from fedquit.audit.scores import score_examples
 from fedquit.cli.options import chosen
 from fedquit.core import Request, State, Trained
 from fedquit.core.fedavg import Learn, fedavg
@@ -19,7 +19,7 @@ from fedquit.data.preprocessing import AS_STORED
 from fedquit.methods.fedquit import FedQUIT
 from fedquit.running.recipe import load
 from fedquit.running.session import Session
-from fedquit.running.setup import World, open_world
+from fedquit.running.setup import Setup, build_setup
 
 pytestmark = pytest.mark.slow
 STEP = 1e-6  # of an epoch: at least one step is taken
@@ -35,7 +35,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("published")
 
 
-def opened(name: str, folder: Path, partition: Path | None = None) -> World:
+def opened(name: str, folder: Path, partition: Path | None = None) -> Setup:
     """A setting on real data, with small batches: a step of 32 through ResNet-18 takes a second and more."""
     setting = f"settings/{name}"
     recipe = chosen(setting, ["engine.device=cpu"], unpacked(load(setting).data.name, folder), partition)
@@ -45,7 +45,7 @@ def opened(name: str, folder: Path, partition: Path | None = None) -> World:
         data = dataclasses.replace(recipe.data, options=SMALLER.get(recipe.data.name, recipe.data.options))
         recipe = dataclasses.replace(recipe, model=model, data=data)
     some = dataclasses.replace(recipe.train, epochs=STEP, batch_size=BATCH)
-    return open_world(dataclasses.replace(recipe, train=some))
+    return build_setup(dataclasses.replace(recipe, train=some))
 
 
 @pytest.mark.filterwarnings("ignore:mit_b0 begins untrained")
@@ -65,28 +65,28 @@ def opened(name: str, folder: Path, partition: Path | None = None) -> World:
 def test_a_setting_trains_unlearns_and_is_evaluated_on_the_published_data(
     name: str, file: str | None, published: Path
 ) -> None:
-    world = opened(name, published, PARTITIONS / file if file else None)
-    clients = world.recipe.data.clients
-    assert len(world.data.clients) == clients
-    training = dataclasses.replace(world.training, clients_per_round=3)
+    setup = opened(name, published, PARTITIONS / file if file else None)
+    clients = setup.recipe.data.clients
+    assert len(setup.data.clients) == clients
+    training = dataclasses.replace(setup.training, clients_per_round=3)
     assert isinstance(training.task, Learn)
-    session = Session(world.engine(world.data, {}), 0, world.data.clients)
+    session = Session(setup.engine(setup.data, {}), 0, setup.data.clients)
     session.enter("original", 0)
-    state = fedavg(session, State(world.initial), training, world.data.clients)
+    state = fedavg(session, State(setup.initial), training, setup.data.clients)
 
     request = Request((clients - 1,))
-    marked = world.data.mark(request)
-    fed = Session(world.engine(marked, {}), 0, marked.clients)
+    marked = setup.data.mark(request)
+    fed = Session(setup.engine(marked, {}), 0, marked.clients)
     fed.enter("unlearn-0", 0)
-    method = world.method
+    method = setup.method
     assert isinstance(method, FedQUIT)
     little = dataclasses.replace(method, epochs=STEP, batch_size=BATCH)
-    trained = Trained(state.params, world.initial, training, {}, {})
+    trained = Trained(state.params, setup.initial, training, {}, {})
     unlearned = little.unlearn(fed, state.fresh(), trained, request)
-    assert len({fingerprint(p) for p in (world.initial, state.params, unlearned.params)}) == 3
+    assert len({fingerprint(p) for p in (setup.initial, state.params, unlearned.params)}) == 3
 
-    data = world.data.dataset
-    found = signals(world.model, unlearned.params, data.test_x[:EVALUATED], data.test_y[:EVALUATED])
+    data = setup.data.dataset
+    found = score_examples(setup.model, unlearned.params, data.test_x[:EVALUATED], data.test_y[:EVALUATED])
     assert len(found) == EVALUATED
     assert 0 < found.loss.mean() < 100, "after a few steps from random weights it may be large, but it is a number"
     if data.x.dtype == torch.uint8:

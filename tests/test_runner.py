@@ -25,7 +25,7 @@ from fedquit.errors import FedquitError, NonFiniteError, RequestError, StoreErro
 from fedquit.methods.fedquit import FedQUIT
 from fedquit.running.recipe import Recipe
 from fedquit.running.runner import run
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from fedquit.running.store import StateFile, locked
 from fedquit.running.training_cache import Silent, train
 from worlds import tiny
@@ -49,7 +49,7 @@ def test_results_have_the_fields_that_were_promised(tmp_path: Path) -> None:
     assert set(on_disk) == {"schema", "recipe", "recipe_hash", "versions", "computed", "rows", "clients"}
     assert on_disk["computed"] == {"device": "cpu", "precision": "float32"}
     assert {c: sum(counts) for c, counts in on_disk["clients"].items()} == {
-        str(c): len(at) for c, at in open_world(tiny()).data.train.items()
+        str(c): len(at) for c, at in build_setup(tiny()).data.train.items()
     }
     density = on_disk["rows"][0]["true_logits"]
     width = [b - a for a, b in itertools.pairwise(density["edges"])]
@@ -67,11 +67,11 @@ def test_results_have_the_fields_that_were_promised(tmp_path: Path) -> None:
 
 def test_the_price_of_forgetting_is_the_rise_of_the_retained_clients_loss(tmp_path: Path) -> None:
     rows = phases(run(tiny(), tmp_path / "a"))
-    world = open_world(tiny())
-    kept = torch.cat([world.data.train[c] for c in (0, 2, 3)])
-    original = train(world, world.data, tmp_path / "cache", reporter=Silent()).progress.state.params
+    setup = build_setup(tiny())
+    kept = torch.cat([setup.data.train[c] for c in (0, 2, 3)])
+    original = train(setup, setup.data, tmp_path / "cache", reporter=Silent()).progress.state.params
     losses = [
-        float(cross_entropy(world.model(p, world.data.x[kept]), world.data.y[kept]).mean())
+        float(cross_entropy(setup.model(p, setup.data.x[kept]), setup.data.y[kept]).mean())
         for p in (original, state_of(tmp_path / "a", "unlearned"))
     ]
     assert rows["unlearned"]["price_of_forgetting"] == pytest.approx(losses[1] - losses[0], abs=1e-12)
@@ -79,15 +79,15 @@ def test_the_price_of_forgetting_is_the_rise_of_the_retained_clients_loss(tmp_pa
 
 def test_the_unlearning_round_is_algorithm_1_on_the_client_s_own_data(tmp_path: Path) -> None:
     run(tiny(), tmp_path / "a")
-    world = open_world(tiny())
-    original = train(world, world.data, tmp_path / "cache", reporter=Silent()).progress.state.params
-    mine = world.data.train[1]
+    setup = build_setup(tiny())
+    original = train(setup, setup.data, tmp_path / "cache", reporter=Silent()).progress.state.params
+    mine = setup.data.train[1]
     seed = Address(0, "unlearn-0", 0, 0).seed_for(1)
     by_engine = state_of(tmp_path / "a", "unlearned")
 
-    module = world.model.build().double()
+    module = setup.model.build().double()
     module.load_state_dict(original)
-    by_hand = unlearn(module, (world.data.x[mine], world.data.y[mine]), lr=1e-2, seed=seed)
+    by_hand = unlearn(module, (setup.data.x[mine], setup.data.y[mine]), lr=1e-2, seed=seed)
     for name, parameter in by_hand.named_parameters():
         torch.testing.assert_close(by_engine[name], parameter.detach(), rtol=0, atol=1e-12)
 
@@ -95,17 +95,17 @@ def test_the_unlearning_round_is_algorithm_1_on_the_client_s_own_data(tmp_path: 
 def test_several_clients_are_averaged_by_the_sizes_of_their_forget_sets(tmp_path: Path) -> None:
     both = {"request": [{"clients": [1, 2], "samples": 0.5}], "data": {"partition": "lda", "alpha": 1.0}}
     run(tiny(**both), tmp_path / "a")
-    world = open_world(tiny(**both))
+    setup = build_setup(tiny(**both))
     events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
     sizes = [e["examples"] for e in events if e["phase"] == "unlearn-0"]
     assert sizes[0] != sizes[1]
-    original = train(world, world.data, tmp_path / "cache", reporter=Silent()).progress.state.params
-    chosen = choose_samples(world.data, (1, 2), 0.5, "random", 0)
+    original = train(setup, setup.data, tmp_path / "cache", reporter=Silent()).progress.state.params
+    chosen = choose_samples(setup.data, (1, 2), 0.5, "random", 0)
     snapshots = []
     for c in (1, 2):
-        x, y = world.data.x[chosen[c]], world.data.y[chosen[c]]
+        x, y = setup.data.x[chosen[c]], setup.data.y[chosen[c]]
         seed = Address(0, "unlearn-0", 0, 0).seed_for(c)
-        snapshots.append(run_client(world.model, FedQUIT(lr=1e-2).distill, x, y, {"start": original}, seed)[0])
+        snapshots.append(run_client(setup.model, FedQUIT(lr=1e-2).distill, x, y, {"start": original}, seed)[0])
     expected = mix(snapshots[0], snapshots[1], sizes[0] / sum(sizes))
     for name, tensor in state_of(tmp_path / "a", "unlearned").items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12)
@@ -115,12 +115,12 @@ def test_in_sequence_each_client_starts_from_the_last_one_s_snapshot(tmp_path: P
     request = [{"clients": [2, 0]}]
     results = run(tiny(request=request, method={"name": "fedquit", "lr": 1e-2, "order": "sequential"}), tmp_path / "a")
     assert phases(results)["unlearned"]["rounds"] == 2
-    world = open_world(tiny())
-    w = train(world, world.data, tmp_path / "cache", reporter=Silent()).progress.state.params
+    setup = build_setup(tiny())
+    w = train(setup, setup.data, tmp_path / "cache", reporter=Silent()).progress.state.params
     for turn, c in enumerate((2, 0)):
-        x, y = world.data.x[world.data.train[c]], world.data.y[world.data.train[c]]
+        x, y = setup.data.x[setup.data.train[c]], setup.data.y[setup.data.train[c]]
         seed = Address(0, "unlearn-0", turn, 0).seed_for(c)
-        w = run_client(world.model, FedQUIT(lr=1e-2).distill, x, y, {"start": w}, seed)[0]
+        w = run_client(setup.model, FedQUIT(lr=1e-2).distill, x, y, {"start": w}, seed)[0]
     for name, tensor in state_of(tmp_path / "a", "unlearned").items():
         torch.testing.assert_close(tensor, w[name], rtol=0, atol=1e-12)
 
@@ -137,7 +137,7 @@ def test_after_a_sample_request_the_client_stays_with_the_rest(tmp_path: Path) -
     results = run(tiny(request=[{"clients": [1], "samples": 0.5}]), tmp_path / "a")
     assert all(row["samples"] for row in results["rows"])
     events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
-    whole = len(open_world(tiny()).data.train[1])
+    whole = len(build_setup(tiny()).data.train[1])
     sizes = {e["phase"]: e["examples"] for e in events if e["client"] == 1}
     assert sizes["unlearn-0"] == round(whole / 2)
     assert sizes["recover-0"] == whole - round(whole / 2)
@@ -150,9 +150,9 @@ def test_a_second_request_finds_the_recovered_model_and_forgets_both(tmp_path: P
     assert second["original"]["fingerprint"] == first["recovered"]["fingerprint"]
     events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
     assert {e["client"] for e in events if e["phase"] == "recover-1"} == {0, 2}
-    world = open_world(tiny())
-    data = world.data.mark(Request((1,))).after(Request((1,))).mark(Request((3,))).after(Request((3,)))
-    gold = train(world, data, tmp_path / "cache", reporter=Silent())
+    setup = build_setup(tiny())
+    data = setup.data.mark(Request((1,))).after(Request((1,))).mark(Request((3,))).after(Request((3,)))
+    gold = train(setup, data, tmp_path / "cache", reporter=Silent())
     assert second["retrained"]["fingerprint"] == fingerprint(gold.progress.state.params)
     loaded = StateFile(tmp_path / "a" / "request-1" / "recovered-0.safetensors").load()
     assert loaded is not None
@@ -213,17 +213,17 @@ def test_original_retrain_and_natural_are_the_references(tmp_path: Path) -> None
     assert natural["unlearned"]["price_of_forgetting"] == 0
     retrain = phases(run(tiny(method={"name": "retrain"}, engine=engine), tmp_path / "retrain"))
     assert retrain["unlearned"]["rounds"] == 3
-    world = open_world(tiny())
-    alone = world.data.mark(Request((1,))).after(Request((1,)))
-    w = world.initial
+    setup = build_setup(tiny())
+    alone = setup.data.mark(Request((1,))).after(Request((1,)))
+    w = setup.initial
     for clock in range(3):
         parts = []
         for c in (0, 2, 3):
             mine = alone.train[c]
             seed = Address(0, "unlearn-0", clock, 0).seed_for(c)
-            task = world.training.task_at(clock)
+            task = setup.training.task_at(clock)
             parts.append(
-                (run_client(world.model, task, alone.x[mine], alone.y[mine], {"start": w}, seed)[0], len(mine))
+                (run_client(setup.model, task, alone.x[mine], alone.y[mine], {"start": w}, seed)[0], len(mine))
             )
         n = sum(size for _, size in parts)
         w = {k: sum((p[k] * size for p, size in parts[1:]), parts[0][0][k] * parts[0][1]) / n for k in w}
@@ -315,8 +315,8 @@ def test_without_a_retrain_there_is_no_such_row(tmp_path: Path) -> None:
 def test_a_training_in_another_precision_is_another_training(tmp_path: Path) -> None:
     for number, precision in enumerate(("float32", "tf32", "bf16", "auto"), start=1):
         recipe = tiny(model={"dtype": "float32"}, train={"rounds": 1}, engine={"precision": precision})
-        world = open_world(recipe)
-        train(world, world.data, tmp_path / "cache", reporter=Silent())
+        setup = build_setup(recipe)
+        train(setup, setup.data, tmp_path / "cache", reporter=Silent())
         assert cached(tmp_path) == min(number, 3), "auto is float32 on a CPU"
 
 
@@ -438,13 +438,13 @@ def test_forget_accuracy_is_that_of_the_marked_samples(tmp_path: Path) -> None:
     options = {"examples": 200, "noise": 3.0, "classes": 3, "size": 4}
     recipe = tiny(request=[{"clients": [1], "samples": 0.3}], data={"options": options})
     rows = phases(run(recipe, tmp_path / "a"))
-    world = open_world(recipe)
-    chosen = choose_samples(world.data, (1,), 0.3, "random", 0)[1]
-    others = torch.cat([world.data.train[c] for c in (0, 2, 3)])
-    kept = torch.cat([others, world.data.train[1][~torch.isin(world.data.train[1], chosen)]])
+    setup = build_setup(recipe)
+    chosen = choose_samples(setup.data, (1,), 0.3, "random", 0)[1]
+    others = torch.cat([setup.data.train[c] for c in (0, 2, 3)])
+    kept = torch.cat([others, setup.data.train[1][~torch.isin(setup.data.train[1], chosen)]])
     params = state_of(tmp_path / "a", "unlearned")
-    for name, positions in (("forget", chosen), ("retain", kept), ("holdout", world.data.holdout[1])):
-        hits = world.model(params, world.data.x[positions]).argmax(-1) == world.data.y[positions]
+    for name, positions in (("forget", chosen), ("retain", kept), ("holdout", setup.data.holdout[1])):
+        hits = setup.model(params, setup.data.x[positions]).argmax(-1) == setup.data.y[positions]
         assert rows["unlearned"][f"{name}_acc"] == pytest.approx(100 * float(hits.double().mean())), name
 
 
@@ -452,7 +452,7 @@ def test_retrain_as_a_method_uses_no_forgotten_sample(tmp_path: Path) -> None:
     run(tiny(method={"name": "retrain"}, request=[{"clients": [1], "samples": 0.5}]), tmp_path / "a")
     events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
     assert {e["split"] for e in events} == {"retain"}
-    whole = len(open_world(tiny()).data.train[1])
+    whole = len(build_setup(tiny()).data.train[1])
     assert {e["examples"] for e in events if e["client"] == 1} == {whole - round(whole / 2)}
 
 
@@ -464,7 +464,7 @@ def test_after_a_join_the_next_request_finds_the_model_that_was_trained_with_it(
     last = {r["phase"]: r for r in results["rows"] if r["request"] == 3}
     assert last["original"]["fingerprint"] == joined["fingerprint"]
     log = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
-    whole = len(open_world(tiny()).data.train[1])
+    whole = len(build_setup(tiny()).data.train[1])
     came_back = {e["examples"] for e in log if e["client"] == 1 and e["phase"] == "join-2"}
     assert came_back == {whole - round(whole / 2)}, "samples that were forgotten before stay forgotten"
     assert {e["client"] for e in log if e["phase"] == "recover-3"} == {0, 1, 3}
@@ -482,7 +482,7 @@ def test_the_next_request_finds_what_is_left(tmp_path: Path) -> None:
     sys.modules["worlds"].Looks = Looks  # type: ignore[attr-defined]
     recipe = tiny(request=[{"clients": [1], "samples": 0.5}, {"clients": [3]}], method={"name": "worlds:Looks"})
     results = run(recipe, tmp_path / "a")
-    sizes = {c: len(t) for c, t in open_world(tiny()).data.train.items()}
+    sizes = {c: len(t) for c, t in build_setup(tiny()).data.train.items()}
     assert seen[0][1] == sizes
     assert seen[1][1] == {**sizes, 1: sizes[1] - round(sizes[1] / 2)}
     found = [r["fingerprint"] for r in results["rows"] if r["phase"] == "original"]

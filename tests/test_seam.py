@@ -19,8 +19,8 @@ from fedquit.data.federated import FederatedData
 from fedquit.engine import Address
 from fedquit.running.runner import run
 from fedquit.running.session import Session, advance
-from fedquit.running.setup import World, open_world
-from fedquit.running.store import Kept, StateFile
+from fedquit.running.setup import Setup, build_setup
+from fedquit.running.store import Memories, StateFile
 from fedquit.running.training_cache import Federated, Silent
 from fedquit.running.training_cache import train as train_federation
 from seam_methods import FromOwn, Imitate, LearnHead
@@ -29,19 +29,19 @@ from worlds import tiny
 NAMES = ["Degrade", "SubtractAndDistil", "SecondHead", "HeadOnly", "ClimbFromOwn", "SecondOrder"]
 
 
-def train(world: World, data: FederatedData, cache: Path, request: Request | None) -> Federated:
-    attached = {world.recipe.method_name: world.method}
-    return train_federation(world, data, cache, reporter=Silent(), attached=attached, request=request)
+def train(setup: Setup, data: FederatedData, cache: Path, request: Request | None) -> Federated:
+    attached = {setup.recipe.method_name: setup.method}
+    return train_federation(setup, data, cache, reporter=Silent(), attached=attached, request=request)
 
 
-def served(world: World, where: Path, request: Request) -> tuple[Session, State, Any]:
+def served(setup: Setup, where: Path, request: Request) -> tuple[Session, State, Any]:
     """A session at the beginning of the unlearning phase."""
-    original = train(world, world.data, where / "cache", request)
-    kept = Kept.open(where / "unlearning", original.kept)
-    data = world.data.mark(request)
-    session = Session(world.engine(data, kept.clients), world.recipe.seed, data.clients, memories=kept.own)
+    original = train(setup, setup.data, where / "cache", request)
+    kept = Memories.open(where / "unlearning", original.kept)
+    data = setup.data.mark(request)
+    session = Session(setup.engine(data, kept.clients), setup.recipe.seed, data.clients, memories=kept.own)
     session.enter("unlearn-0", 0)
-    trained = dataclasses.replace(original.trained, memory=kept.of(world.recipe.method_name))
+    trained = dataclasses.replace(original.trained, memory=kept.of(setup.recipe.method_name))
     return session, original.progress.state.fresh(), trained
 
 
@@ -55,12 +55,12 @@ def test_a_whole_run_works_with(name: str, tmp_path: Path) -> None:
 
 
 def test_several_rounds_go_on_from_the_server_state_that_the_method_declared(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "seam_methods:Degrade"}))
+    setup = build_setup(tiny(method={"name": "seam_methods:Degrade"}))
     request = Request((1,))
-    session, state, trained = served(world, tmp_path, request)
+    session, state, trained = served(setup, tmp_path, request)
 
     def driven(file: StateFile) -> list[State]:
-        rounds = advance(session, "u", state, lambda s: world.method.unlearn(session, s, trained, request), file, 3)
+        rounds = advance(session, "u", state, lambda s: setup.method.unlearn(session, s, trained, request), file, 3)
         return [p.state for p in rounds]
 
     straight = driven(StateFile(tmp_path / "straight"))
@@ -74,17 +74,17 @@ def test_several_rounds_go_on_from_the_server_state_that_the_method_declared(tmp
 
 
 def test_a_watcher_keeps_exactly_the_target_s_updates(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "seam_methods:SubtractAndDistil", "target": 1}))
+    setup = build_setup(tiny(method={"name": "seam_methods:SubtractAndDistil", "target": 1}))
     request = Request((1,))
-    _, _, trained = served(world, tmp_path, request)
-    w, total = world.initial, None
+    _, _, trained = served(setup, tmp_path, request)
+    w, total = setup.initial, None
     for clock in range(3):
         place, replies = Address(0, "train", clock), []
-        for c in world.data.clients:
-            mine = world.data.view(c, "all")
-            task = world.training.task_at(clock)
-            x, y = world.data.x[mine], world.data.y[mine]
-            params, _ = run_client(world.model, task, x, y, {"start": w}, place.seed_for(c))
+        for c in setup.data.clients:
+            mine = setup.data.view(c, "all")
+            task = setup.training.task_at(clock)
+            x, y = setup.data.x[mine], setup.data.y[mine]
+            params, _ = run_client(setup.model, task, x, y, {"start": w}, place.seed_for(c))
             replies.append((params, len(mine)))
         update = sub(replies[1][0], w)
         total = update if total is None else add(total, update)
@@ -96,21 +96,21 @@ def test_a_watcher_keeps_exactly_the_target_s_updates(tmp_path: Path) -> None:
 
 
 def test_the_server_trains_on_its_public_data_and_nothing_else(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "seam_methods:SubtractAndDistil"}, engine={"name": "sequential"}))
-    session, state, _ = served(world, tmp_path, Request((1,)))
+    setup = build_setup(tiny(method={"name": "seam_methods:SubtractAndDistil"}, engine={"name": "sequential"}))
+    session, state, _ = served(setup, tmp_path, Request((1,)))
     task = Imitate()
-    found = session.run_at_server(task, start=world.initial, teacher=state.params)
-    x, y = world.data.x[world.data.public], world.data.y[world.data.public]
-    sent = {"start": world.initial, "teacher": state.params}
-    expected, _ = run_client(world.model, task, x, y, sent, Address(0, "unlearn-0", 0, 0).seed_for(-1))
+    found = session.run_at_server(task, start=setup.initial, teacher=state.params)
+    x, y = setup.data.x[setup.data.public], setup.data.y[setup.data.public]
+    sent = {"start": setup.initial, "teacher": state.params}
+    expected, _ = run_client(setup.model, task, x, y, sent, Address(0, "unlearn-0", 0, 0).seed_for(-1))
     assert fingerprint(found) == fingerprint(expected)
     assert len(x) == 24
-    assert not set(world.data.public.tolist()) & set(world.data.pooled("all").tolist())
+    assert not set(setup.data.public.tolist()) & set(setup.data.pooled("all").tolist())
 
 
 def test_a_replaced_task_changes_the_training_of_that_client_alone(tmp_path: Path) -> None:
-    plain = open_world(tiny(train={"rounds": 1}))
-    changed = open_world(tiny(train={"rounds": 1}, method={"name": "seam_methods:SecondHead"}))
+    plain = build_setup(tiny(train={"rounds": 1}))
+    changed = build_setup(tiny(train={"rounds": 1}, method={"name": "seam_methods:SecondHead"}))
     a = train(plain, plain.data, tmp_path, Request((1,)))
     b = train(changed, changed.data, tmp_path, Request((1,)))
     assert fingerprint(a.progress.state.params) != fingerprint(b.progress.state.params)
@@ -124,35 +124,35 @@ def test_a_replaced_task_changes_the_training_of_that_client_alone(tmp_path: Pat
 
 
 def test_a_reply_may_hold_a_part_of_the_parameters(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "seam_methods:HeadOnly"}))
-    session, state, trained = served(world, tmp_path, Request((1,)))
+    setup = build_setup(tiny(method={"name": "seam_methods:HeadOnly"}))
+    session, state, trained = served(setup, tmp_path, Request((1,)))
     (reply,) = session.run(LearnHead(), [1], split="forget", start=state.params)
     assert set(reply.params) == {"head.weight", "head.bias"}
-    unlearned = world.method.unlearn(session, state, trained, Request((1,)))
+    unlearned = setup.method.unlearn(session, state, trained, Request((1,)))
     assert torch.equal(unlearned.params["body.weight"], state.params["body.weight"])
     assert not torch.equal(unlearned.params["head.weight"], state.params["head.weight"])
 
 
 def test_a_client_finds_at_home_what_it_kept_in_the_last_round(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "seam_methods:ClimbFromOwn"}, engine={"name": "sequential"}))
+    setup = build_setup(tiny(method={"name": "seam_methods:ClimbFromOwn"}, engine={"name": "sequential"}))
     request = Request((1,))
-    session, state, trained = served(world, tmp_path, request)
+    session, state, trained = served(setup, tmp_path, request)
     own = session.engine.homes["1/own"]  # type: ignore[attr-defined]
-    shorter = open_world(
+    shorter = build_setup(
         tiny(train={"rounds": 2}, method={"name": "seam_methods:ClimbFromOwn"}, engine={"name": "sequential"})
     )
-    before = train(shorter, world.data, tmp_path, request)
-    mine = world.data.view(1, "all")
+    before = train(shorter, setup.data, tmp_path, request)
+    mine = setup.data.view(1, "all")
     expected, _ = run_client(
-        world.model,
-        world.training.task_at(2),
-        world.data.x[mine],
-        world.data.y[mine],
+        setup.model,
+        setup.training.task_at(2),
+        setup.data.x[mine],
+        setup.data.y[mine],
         {"start": before.progress.state.params},
         Address(0, "train", 2).seed_for(1),
     )
     assert fingerprint(own) == fingerprint(expected), "its own model of the last round of training"
-    unlearned = world.method.unlearn(session, state, trained, request)
+    unlearned = setup.method.unlearn(session, state, trained, request)
     centre = FromOwn().begin({"start": state.params, "own": own})
     distance = torch.stack([(unlearned.params[n] - centre[n]).square().sum() for n in centre]).sum().sqrt()
     torch.testing.assert_close(distance, torch.tensor(0.1, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -161,11 +161,11 @@ def test_a_client_finds_at_home_what_it_kept_in_the_last_round(tmp_path: Path) -
 def test_second_derivatives_reach_the_optimizer(tmp_path: Path) -> None:
     first = run(tiny(method={"name": "seam_methods:SecondOrder"}), tmp_path / "a")
     rows = {r["phase"]: r for r in first["rows"]}
-    world = open_world(tiny(method={"name": "seam_methods:SecondOrder"}))
-    mine = world.data.view(0, "all")
-    x, y = world.data.x[mine], world.data.y[mine]
+    setup = build_setup(tiny(method={"name": "seam_methods:SecondOrder"}))
+    mine = setup.data.view(0, "all")
+    x, y = setup.data.x[mine], setup.data.y[mine]
     tasks = [Learn(Local(optimizer=name, lr=0.05)) for name in ("adamw", "adahessian")]
-    first_order, second_order = (run_client(world.model, t, x, y, {"start": world.initial}, 0)[0] for t in tasks)
+    first_order, second_order = (run_client(setup.model, t, x, y, {"start": setup.initial}, 0)[0] for t in tasks)
     assert fingerprint(first_order) != fingerprint(second_order)
     assert rows["unlearned"]["rounds"] == 2
     assert rows["unlearned"]["retain_acc"] > 40, "two rounds from scratch learn something"

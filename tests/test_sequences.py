@@ -22,7 +22,7 @@ from fedquit.audit.metrics.forgetting_quality import forgetting_quality
 from fedquit.audit.metrics.holdout import holdout_null
 from fedquit.audit.metrics.klom import klom
 from fedquit.audit.metrics.leakage import leakage
-from fedquit.audit.scores import Signals, js_divergence, signals
+from fedquit.audit.scores import Scores, js_divergence, score_examples
 from fedquit.core import Batch, Local, Params, Request, Task
 from fedquit.core.fedavg import Learn
 from fedquit.data.samples import choose_samples
@@ -43,7 +43,7 @@ from fedquit.methods.pga import Ascend
 from fedquit.models import FunctionalModel
 from fedquit.report import write_report
 from fedquit.running.runner import run
-from fedquit.running.setup import World, open_world
+from fedquit.running.setup import Setup, build_setup
 from fedquit.running.store import StateFile
 from fedquit.running.training_cache import Silent, train
 from fedquit.studies.comparison import compare
@@ -105,7 +105,7 @@ def test_every_method_serves_a_request_about_sequences(name: str, samples: float
     assert set(rows) == {"original", "retrained", "unlearned", "recovered"}
     unchanged = rows["unlearned"]["fingerprint"] == rows["original"]["fingerprint"]
     assert unchanged == (name in UNCHANGED)
-    forgotten = round((samples or 1.0) * len(open_world(recipe).data.train[1]))
+    forgotten = round((samples or 1.0) * len(build_setup(recipe).data.train[1]))
     for row in rows.values():
         assert all(0 <= row[f"mia_{attack}"] <= 100 for attack in ATTACKS)
         assert numbers_of(row)
@@ -125,12 +125,12 @@ def numbers_of(row: dict[str, Any]) -> list[float]:
 def test_the_unlearning_round_is_algorithm_1_on_the_client_s_own_windows(tmp_path: Path) -> None:
     recipe = talking()
     run(recipe, tmp_path / "a")
-    world = open_world(recipe)
-    original = train(world, world.data, tmp_path / "cache", reporter=Silent()).progress.state.params
-    mine, seed = world.data.train[1], Address(0, "unlearn-0", 0, 0).seed_for(1)
-    module = world.model.build().double()
+    setup = build_setup(recipe)
+    original = train(setup, setup.data, tmp_path / "cache", reporter=Silent()).progress.state.params
+    mine, seed = setup.data.train[1], Address(0, "unlearn-0", 0, 0).seed_for(1)
+    module = setup.model.build().double()
     module.load_state_dict(original)
-    by_hand = unlearn(module, (world.data.x[mine], world.data.y[mine]), lr=1e-2, seed=seed)
+    by_hand = unlearn(module, (setup.data.x[mine], setup.data.y[mine]), lr=1e-2, seed=seed)
     loaded = StateFile(tmp_path / "a" / "request-0" / "unlearned.safetensors").load()
     assert loaded is not None
     for name, parameter in by_hand.named_parameters():
@@ -236,14 +236,14 @@ def test_every_task_of_every_method_is_compared() -> None:
 
 @pytest.mark.parametrize("teacher", TEACHERS)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_fedquit_with_every_teacher_and_loss_moves_the_model(teacher: str, loss: str, world: World) -> None:
+def test_fedquit_with_every_teacher_and_loss_moves_the_model(teacher: str, loss: str, setup: Setup) -> None:
     method = talking(method={"name": "fedquit", "teacher": teacher, "loss": loss, "lr": 1e-2}).build_method()
     task = replace(method.distill, local=Local(1.0, 8, "adam", 1e-2))  # type: ignore[attr-defined]
-    mine = world.data.train[1]
+    mine = setup.data.train[1]
     noise = torch.rand(len(mine), LENGTH, generator=torch.Generator().manual_seed(0))
-    batch = Batch(world.data.x[mine], world.data.y[mine], noise, noise, torch.ones(len(mine), dtype=torch.bool))
-    student = {n: (p + 0.01).requires_grad_() for n, p in world.initial.items()}
-    losses = task.loss(world.model, student, {"start": world.initial}, batch)
+    batch = Batch(setup.data.x[mine], setup.data.y[mine], noise, noise, torch.ones(len(mine), dtype=torch.bool))
+    student = {n: (p + 0.01).requires_grad_() for n, p in setup.initial.items()}
+    losses = task.loss(setup.model, student, {"start": setup.initial}, batch)
     assert losses.shape == (len(mine),)
     gradient = torch.autograd.grad(losses.mean(), list(student.values()))
     assert all(bool(g.isfinite().all()) for g in gradient)
@@ -251,31 +251,31 @@ def test_fedquit_with_every_teacher_and_loss_moves_the_model(teacher: str, loss:
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return open_world(talking())
+def setup() -> Setup:
+    return build_setup(talking())
 
 
-def seen(world: World, seed: int, which: Tensor) -> Signals:
-    return signals(world.model, world.model.init(seed), world.data.x[which], world.data.y[which])
+def seen(setup: Setup, seed: int, which: Tensor) -> Scores:
+    return score_examples(setup.model, setup.model.init(seed), setup.data.x[which], setup.data.y[which])
 
 
-def test_attacks_and_metrics_take_a_window_as_one_example(world: World) -> None:
-    forget, holdout, others = world.data.train[1], world.data.holdout[1], world.data.train[0]
-    before, after = seen(world, 0, forget), seen(world, 1, forget)
+def test_attacks_and_metrics_take_a_window_as_one_example(setup: Setup) -> None:
+    forget, holdout, others = setup.data.train[1], setup.data.holdout[1], setup.data.train[0]
+    before, after = seen(setup, 0, forget), seen(setup, 1, forget)
     assert len(before) == len(forget)
-    null = holdout_null(after, seen(world, 1, holdout))
+    null = holdout_null(after, seen(setup, 1, holdout))
     assert 0 <= null.auc.low <= null.auc.value <= null.auc.high <= 1
-    leak = leakage((before, after), (seen(world, 0, holdout), seen(world, 1, holdout)))
+    leak = leakage((before, after), (seen(setup, 0, holdout), seen(setup, 1, holdout)))
     assert 0 <= leak.auc.value <= 1
-    apart = js_divergence(world.model, world.model.init(0), world.model.init(1), world.data.x[forget])
+    apart = js_divergence(setup.model, setup.model.init(0), setup.model.init(1), setup.data.x[forget])
     assert apart.shape == (len(forget),)
     assert bool((apart > 0).all())
-    references = [seen(world, s, forget) for s in (2, 3, 4)]
-    population = [seen(world, s, others) for s in (2, 3, 4)]
+    references = [seen(setup, s, forget) for s in (2, 3, 4)]
+    population = [seen(setup, s, others) for s in (2, 3, 4)]
     scores = rmia(
         after.confidence,
         np.stack([r.confidence for r in references]),
-        seen(world, 1, others).confidence,
+        seen(setup, 1, others).confidence,
         np.stack([p.confidence for p in population]),
     )
     assert scores.shape == (len(forget),)
@@ -288,17 +288,17 @@ def test_attacks_and_metrics_take_a_window_as_one_example(world: World) -> None:
 
 def test_windows_of_one_place_are_plain_examples() -> None:
     one = Batch(WINDOWS.x[:, :1], WINDOWS.y[:, :1], WINDOWS.u[:, :1], WINDOWS.fixed[:, :1], WINDOWS.forget)
-    as_windows = signals(PLACEWISE, START, one.x, one.y)
-    as_characters = signals(PLACEWISE, START, one.x[:, 0], one.y[:, 0])
+    as_windows = score_examples(PLACEWISE, START, one.x, one.y)
+    as_characters = score_examples(PLACEWISE, START, one.x[:, 0], one.y[:, 0])
     for number in ("correct", "confidence", "loss", "phi", "entropy", "modified_entropy"):
         np.testing.assert_allclose(getattr(as_windows, number), getattr(as_characters, number), rtol=0, atol=1e-12)
 
 
-def test_what_needs_one_class_for_each_example_says_so(world: World, tmp_path: Path) -> None:
+def test_what_needs_one_class_for_each_example_says_so(setup: Setup, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no single class for each example: use 'random'"):
-        choose_samples(world.data, (1,), 0.5, "rare", 0)
+        choose_samples(setup.data, (1,), 0.5, "rare", 0)
     with pytest.raises(InputError, match=r"iid"):
-        open_world(talking(data={"partition": "lda"}))
+        build_setup(talking(data={"partition": "lda"}))
     with pytest.raises(InputError, match=r"image"):
         run(talking(evaluate={"backdoor": 0.5}), tmp_path / "run")
 

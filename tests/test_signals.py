@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedquit.audit.scores import Signals, js_divergence, signals
+from fedquit.audit.scores import Scores, js_divergence, score_examples
 from fedquit.core.fedavg import cross_entropy
 from fedquit.errors import InputError, NonFiniteError
 from signal_world import Given, drawn, of_logits
@@ -21,8 +21,8 @@ quick = settings(max_examples=40)
 rows = st.lists(st.floats(-60, 60, width=32), min_size=2, max_size=6)
 
 
-def same(a: Signals, b: Signals, rtol: float = 1e-12, atol: float = 1e-14) -> None:
-    for f in fields(Signals):
+def same(a: Scores, b: Scores, rtol: float = 1e-12, atol: float = 1e-14) -> None:
+    for f in fields(Scores):
         np.testing.assert_allclose(getattr(a, f.name), getattr(b, f.name), rtol=rtol, atol=atol, err_msg=f.name)
 
 
@@ -115,7 +115,7 @@ def test_float32_logits_give_float64_signals_with_the_loss_of_training() -> None
     g = torch.Generator().manual_seed(0)
     z, y = torch.randn(50, 7, generator=g), torch.randint(7, (50,), generator=g)
     found = of_logits(z, y)
-    assert {getattr(found, f.name).dtype for f in fields(Signals)} == {np.dtype(np.float64), np.dtype(np.int64)}
+    assert {getattr(found, f.name).dtype for f in fields(Scores)} == {np.dtype(np.float64), np.dtype(np.int64)}
     np.testing.assert_allclose(found.loss, cross_entropy(z, y).numpy(), rtol=1e-5)
     np.testing.assert_array_equal(found.correct, (z.argmax(1) == y).double().numpy())
 
@@ -158,10 +158,10 @@ def test_nothing_at_all_gives_empty_signals() -> None:
 def test_signals_can_be_cut_and_joined() -> None:
     whole = drawn(12, 3.0, seed=1)
     assert len(whole) == 12
-    same(Signals.joined(whole[:5], whole[5:]), whole)
+    same(Scores.joined(whole[:5], whole[5:]), whole)
     same(whole[whole.label == whole.label[0]], whole.take(np.flatnonzero(whole.label == whole.label[0])))
     with pytest.raises(InputError, match="no signals to join"):
-        Signals.joined()
+        Scores.joined()
 
 
 def test_what_cannot_be_scored_is_refused() -> None:
@@ -175,9 +175,9 @@ def test_what_cannot_be_scored_is_refused() -> None:
     with pytest.raises(InputError, match="0 … 2"):
         of_logits(torch.zeros(2, 3), torch.tensor([0, 3]))
     with pytest.raises(InputError, match="2 examples but 1 labels"):
-        signals(Given(), {}, torch.zeros(2, 3), two[:1])
+        score_examples(Given(), {}, torch.zeros(2, 3), two[:1])
     with pytest.raises(InputError, match="one number for each example"):
-        Signals(np.zeros(2, np.int64), *[np.zeros(3) for _ in range(6)])
+        Scores(np.zeros(2, np.int64), *[np.zeros(3) for _ in range(6)])
 
 
 class Shifted:

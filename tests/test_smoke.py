@@ -19,7 +19,7 @@ from fedquit.data.partition import PARTITIONS
 from fedquit.data.preprocessing import Pixels
 from fedquit.running.recipe import Recipe, build, load, packaged
 from fedquit.running.runner import run
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from fedquit.running.smoke import LARGEST, few, images, smoke, text
 
 NAMES = packaged()
@@ -149,10 +149,10 @@ def test_a_partition_file_and_events_of_many_clients_are_made_small() -> None:
     assert small.data.partition in PARTITIONS.keys() - {"file"}
     assert small.data.partition_file == ""
     assert [e.clients for e in small.request] == [(1,), (0, 2)]
-    world = open_world(small)
-    assert len(world.data.clients) == 5
-    assert len(world.data.public) > 0
-    assert all(len(h) > 0 for h in world.data.holdout.values())
+    setup = build_setup(small)
+    assert len(setup.data.clients) == 5
+    assert len(setup.data.public) > 0
+    assert all(len(h) > 0 for h in setup.data.holdout.values())
 
 
 def test_the_command_line_tries_a_recipe_out(

@@ -23,7 +23,7 @@ from fedquit.running.runner import run
 from fedquit.running.store import (
     DiskMemory,
     Journal,
-    Kept,
+    Memories,
     StateFile,
     load_params,
     locked,
@@ -238,14 +238,14 @@ def test_a_memory_on_disk_is_a_dict(writes: list[tuple[str, int | None]]) -> Non
 
 
 def test_what_a_phase_keeps_lies_over_what_came_before(tmp_path: Path) -> None:
-    before = Kept.open(tmp_path / "training")
+    before = Memories.open(tmp_path / "training")
     before.own[1].move(5)
     before.clients["1/own"] = some(1.0)
-    now = Kept.open(tmp_path / "unlearning", before)
+    now = Memories.open(tmp_path / "unlearning", before)
     assert float(now.clients["1/own"]["b"]) == 1.0
     now.clients["1/own"] = some(2.0)
     assert float(now.clients["1/own"]["b"]) == 2.0
-    assert float(Kept.open(tmp_path / "training").clients["1/own"]["b"]) == 1.0, "the cache is not touched"
+    assert float(Memories.open(tmp_path / "training").clients["1/own"]["b"]) == 1.0, "the cache is not touched"
 
 
 def test_a_folder_is_held_by_one_process(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedquit.audit.attacks.threshold import (
     song_modified_entropy,
     yeom,
 )
-from fedquit.audit.scores import Signals
+from fedquit.audit.scores import Scores
 from fedquit.errors import InputError
 from signal_world import scene
 
@@ -36,11 +36,11 @@ BY_NUMBER = {
 }
 
 
-def only(label: list[int], **numbers: list[float]) -> Signals:
+def only(label: list[int], **numbers: list[float]) -> Scores:
     """Signals with these numbers and noughts elsewhere."""
     nought = np.zeros(len(label))
-    found = {f.name: np.array(numbers.get(f.name, nought), dtype=np.float64) for f in fields(Signals)[1:]}
-    return Signals(np.array(label, dtype=np.int64), **found)
+    found = {f.name: np.array(numbers.get(f.name, nought), dtype=np.float64) for f in fields(Scores)[1:]}
+    return Scores(np.array(label, dtype=np.int64), **found)
 
 
 def test_the_table_names_every_attack_and_each_says_what_it_does() -> None:

@@ -30,13 +30,13 @@ from fedquit.engine import (
     ThreadedEngine,
     choose,
     computing,
+    evaluation_model_of,
     open_engine,
-    seeing,
 )
 from fedquit.methods.pga import Ascend
 from fedquit.models import FunctionalModel, load_model
 from fedquit.running.runner import run
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from seam_methods import Count
 from worlds import tiny
 
@@ -101,10 +101,10 @@ def test_a_network_that_cannot_be_stacked_is_not(toy_data: FederatedData) -> Non
 
 
 def test_a_name_is_taken_at_its_word() -> None:
-    world = open_world(tiny(engine={"name": "sequential"}))
-    assert isinstance(world.engine(world.data, {}), SequentialEngine)
-    assert world.chosen.name == "sequential"
-    assert open_world(tiny()).chosen.name == "stacked"
+    setup = build_setup(tiny(engine={"name": "sequential"}))
+    assert isinstance(setup.engine(setup.data, {}), SequentialEngine)
+    assert setup.chosen.name == "sequential"
+    assert build_setup(tiny()).chosen.name == "stacked"
 
 
 def test_a_run_says_once_which_engine_it_chose(
@@ -324,7 +324,7 @@ def test_a_stacked_engine_and_evaluation_work_on_the_gpu_of_the_data(
     list(StackedEngine(model, toy_data, {}).run(ask(toy_start)))
     precisions: tuple[Precision, ...] = ("float32", "bf16")
     for precision in precisions:
-        seeing(model, precision, toy_data.y.device)(toy_start, toy_data.x[:2])
+        evaluation_model_of(model, precision, toy_data.y.device)(toy_start, toy_data.x[:2])
     assert len(where) > len(precisions)
     assert all(current == [toy_data.y.device] for current in where)
     assert not as_on_a_gpu
@@ -335,7 +335,7 @@ def test_networks_are_evaluated_in_the_precision_that_is_asked_for(
     toy_data: FederatedData, as_on_a_gpu: list[object], precision: Precision, expected: object
 ) -> None:
     model, before = FunctionalModel(Watching, torch.float64), switches()
-    seeing(model, precision, torch.device("cpu"))(model.init(0), toy_data.x[:2])
+    evaluation_model_of(model, precision, torch.device("cpu"))(model.init(0), toy_data.x[:2])
     assert Watching.seen == [expected]
     assert switches() == before
 

@@ -83,7 +83,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, stand_in)
 
 
-def world(*sizes: int) -> FederatedData:
+def setup(*sizes: int) -> FederatedData:
     draw, n = torch.Generator().manual_seed(0), sum(sizes)
     x, y = torch.randn(n, 1, 6, 6, generator=draw, dtype=torch.float64), torch.randint(4, (n,), generator=draw)
     parts = dict(enumerate(torch.randperm(n, generator=draw).split(list(sizes))))
@@ -136,7 +136,7 @@ def apart(found: Params, expected: Params) -> float:
 
 
 def test_a_width_recorded_after_a_round_that_filled_its_room(model: FunctionalModel) -> None:
-    both = Both(model, world(8, 8, 4, 3))
+    both = Both(model, setup(8, 8, 4, 3))
     start = both.agree(Learn(LOCAL), (0, 1, 2), start=model.init(0))
     both.agree(Learn(LOCAL), (0, 2, 3), start=start)
     (work,) = both.works
@@ -156,7 +156,7 @@ def test_a_width_recorded_after_a_round_that_filled_its_room(model: FunctionalMo
 )
 def test_every_round_has_its_own_start_and_rate(model: FunctionalModel, local: Local) -> None:
     """Of clients with more than a batch, one, fewer, one example and none."""
-    both, start = Both(model, world(13, 4, 9, 1, 3, 0)), model.init(0)
+    both, start = Both(model, setup(13, 4, 9, 1, 3, 0)), model.init(0)
     for number in range(3):
         task = Learn(replace(local, lr=local.lr * 0.9**number))
         start = both.agree(task, (0, 1, 2, 3, 4, 5), start=start)
@@ -165,7 +165,7 @@ def test_every_round_has_its_own_start_and_rate(model: FunctionalModel, local: L
 
 
 def test_other_clients_every_round(model: FunctionalModel) -> None:
-    both, start = Both(model, world(13, 4, 9, 1, 0, 16)), model.init(0)
+    both, start = Both(model, setup(13, 4, 9, 1, 0, 16)), model.init(0)
     widths = []
     for clients in ((0, 4, 5), (0, 3, 4), (5, 2, 0), (4, 1, 5), (0, 4, 5)):
         start = both.agree(Learn(replace(LOCAL, momentum=0.9)), clients, start=start)
@@ -175,13 +175,13 @@ def test_other_clients_every_round(model: FunctionalModel) -> None:
 
 
 def test_more_and_fewer_clients_and_steps(model: FunctionalModel) -> None:
-    both, start = Both(model, world(13, 4, 9, 1, 0, 33)), model.init(0)
+    both, start = Both(model, setup(13, 4, 9, 1, 0, 33)), model.init(0)
     for clients in ((0, 1), (0, 1, 2, 3), (5,), (4,), (0, 1), (3, 4), (5,)):
         start = both.agree(Learn(LOCAL), clients, start=start)
 
 
 def test_what_each_client_has_at_home_is_that_of_this_round(model: FunctionalModel) -> None:
-    both, start = Both(model, world(13, 4, 9)), model.init(0)
+    both, start = Both(model, setup(13, 4, 9)), model.init(0)
     for number in range(3):
         both.keep("own", {client: model.init(10 * number + client) for client in range(3)})
         start = both.agree(FromOwn(LOCAL, radius=0.3), (0, 1, 2), start=start)
@@ -189,21 +189,21 @@ def test_what_each_client_has_at_home_is_that_of_this_round(model: FunctionalMod
 
 
 def test_what_all_are_sent_is_that_of_this_round(model: FunctionalModel) -> None:
-    both, start = Both(model, world(13, 4, 9)), model.init(0)
+    both, start = Both(model, setup(13, 4, 9)), model.init(0)
     for number in range(3):
         start = both.agree(Imitate(LOCAL), (0, 1, 2), start=start, teacher=model.init(number + 1))
     assert len(both.works) == 1
 
 
 def test_two_groups_of_the_same_size_on_one_recording(model: FunctionalModel) -> None:
-    both, start = Both(model, world(13, 4, 9, 15), width=2), model.init(0)
+    both, start = Both(model, setup(13, 4, 9, 15), width=2), model.init(0)
     for _ in range(2):
         start = both.agree(Learn(replace(LOCAL, momentum=0.9)), (0, 1, 2, 3), start=start)
     assert len(both.works) == 1
 
 
 def test_two_groups_of_the_same_size_with_and_without_something_at_home(model: FunctionalModel) -> None:
-    both, start = Both(model, world(13, 4, 9, 15)), model.init(0)
+    both, start = Both(model, setup(13, 4, 9, 15)), model.init(0)
     head = {n: start[n] for n in list(start)[-2:]}
     both.keep("auxiliary", {client: {n: p + client for n, p in head.items()} for client in (1, 3)})
     for _ in range(3):  # after the first, all have something
@@ -228,7 +228,7 @@ def test_images_are_augmented_anew_every_round(ready: str, monkeypatch: pytest.M
 
 
 def test_only_what_was_used_last_stays_recorded(model: FunctionalModel) -> None:
-    both, start = Both(model, world(*range(3, 11))), model.init(0)
+    both, start = Both(model, setup(*range(3, 11))), model.init(0)
     for clients in range(1, stacked.RECORDED + 1):
         start = both.agree(Learn(LOCAL), tuple(range(clients)), start=start)
     first, second, *_ = both.works
@@ -264,7 +264,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Limit:
 
 
 def test_all_kinds_of_work_are_recorded_on_one_stream(model: FunctionalModel) -> None:
-    both, start = Both(model, world(8, 8, 4, 3)), model.init(0)
+    both, start = Both(model, setup(8, 8, 4, 3)), model.init(0)
     both.agree(Learn(LOCAL), (0, 1), start=start)
     both.agree(Learn(LOCAL), (0, 1, 2), start=start)
     one, other = both.works
@@ -288,7 +288,7 @@ def test_a_step_that_runs_out_of_memory_leaves_nothing_behind(
     monkeypatch.setattr(Work, "_update", limited)
     gc.disable()
     try:
-        both = Both(model, world(13, 4, 9))
+        both = Both(model, setup(13, 4, 9))
         both.agree(Learn(LOCAL), (0, 1, 2), start=model.init(0))
     finally:
         gc.enable()
@@ -314,7 +314,7 @@ def test_the_streams_meet_in_every_step_also_where_memory_runs_out_on_the_way_ba
     monkeypatch.setattr(Work, "_gradients", limited)
     monkeypatch.setattr(Work, "_update", updated)
     monkeypatch.setattr(Room, "meet", lambda self: done.append("meet"))
-    Both(model, world(13, 4, 9)).agree(Learn(LOCAL), (0, 1, 2), start=model.init(0))
+    Both(model, setup(13, 4, 9)).agree(Learn(LOCAL), (0, 1, 2), start=model.init(0))
     said = " ".join(done)
     assert said.startswith("back meet back meet back meet step")  # twice out of memory, then with fewer clients
     assert said.replace("back meet step", "").split() == ["back", "meet"] * 2
@@ -323,7 +323,7 @@ def test_the_streams_meet_in_every_step_also_where_memory_runs_out_on_the_way_ba
 def test_out_of_memory_first_gives_up_what_was_recorded_before(
     model: FunctionalModel, memory: Limit, caplog: pytest.LogCaptureFixture
 ) -> None:
-    both, start = Both(model, world(13, 4, 9)), model.init(0)
+    both, start = Both(model, setup(13, 4, 9)), model.init(0)
     tried = memory(lambda work: len(both.works) == 1)
     start = both.agree(Learn(LOCAL), (0, 1), start=start)
     both.agree(Learn(LOCAL), (0, 1, 2), start=start)
@@ -334,7 +334,7 @@ def test_out_of_memory_first_gives_up_what_was_recorded_before(
 
 
 def test_then_it_halves_the_width_and_the_next_engine_knows(model: FunctionalModel, memory: Limit) -> None:
-    both, start = Both(model, world(13, 4, 9, 6)), model.init(0)
+    both, start = Both(model, setup(13, 4, 9, 6)), model.init(0)
     tried = memory(lambda work: len(work.rows) <= 2)
     start = both.agree(Learn(LOCAL), (0, 1, 2, 3), start=start)
     assert tried == [4, 4, 2]
@@ -347,7 +347,7 @@ def test_then_it_halves_the_width_and_the_next_engine_knows(model: FunctionalMod
 def test_one_client_that_does_not_fit_even_alone_is_an_error(model: FunctionalModel, memory: Limit) -> None:
     tried = memory(lambda work: False)
     with pytest.raises(torch.OutOfMemoryError):
-        Both(model, world(13)).agree(Learn(LOCAL), (0,), start=model.init(0))
+        Both(model, setup(13)).agree(Learn(LOCAL), (0,), start=model.init(0))
     assert tried == [1, 1]
 
 

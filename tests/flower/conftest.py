@@ -12,7 +12,7 @@ from fedquit.data.federated import FederatedData
 from fedquit.models import FunctionalModel
 
 if TYPE_CHECKING:
-    from flower.grid_world import MakeWorld, World
+    from flower.grid_world import MakeWorld, Setup
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def make(toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path) ->
     """A world of the toy data in a folder of its own."""
     from flower import grid_world
 
-    def made(name: str = "world", **options: Any) -> World:
-        return grid_world.World(toy_data, toy_model, tmp_path / name, **options)
+    def made(name: str = "world", **options: Any) -> Setup:
+        return grid_world.Setup(toy_data, toy_model, tmp_path / name, **options)
 
     return made

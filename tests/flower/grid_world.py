@@ -172,7 +172,7 @@ class Hurried:
 
 
 @dataclass
-class World:
+class Setup:
     """A federation of clients with homes, over a grid in this process."""
 
     data: FederatedData
@@ -252,4 +252,4 @@ def lines(folder: Path) -> Iterator[str]:
             yield event["text"]
 
 
-MakeWorld = Callable[..., World]  # by the fixture `make`
+MakeWorld = Callable[..., Setup]  # by the fixture `make`

@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from fedquit.data.federated import FederatedData
 from fedquit.models import FunctionalModel
-from flower.grid_world import World
+from flower.grid_world import Setup
 
 pytestmark = pytest.mark.flower
 
@@ -26,16 +26,16 @@ def test_bytes_on_the_wire_are_those_counted_and_the_stated_overhead(
     stated = re.search(r"at most ([\d,]+) bytes\s+for a message and ([\d,]+) for each tensor", DOCS.read_text())
     assert stated
     message, tensor = (int(n.replace(",", "")) for n in stated.groups())
-    world = World(toy_data, toy_model, tmp_path)
-    world.serve(world.config())
-    world.grid.down_bytes = world.grid.up_bytes = 0
-    world.outbox(1).file()
-    (entry,) = world.serve(world.config()).erasures
+    setup = Setup(toy_data, toy_model, tmp_path)
+    setup.serve(setup.config())
+    setup.grid.down_bytes = setup.grid.up_bytes = 0
+    setup.outbox(1).file()
+    (entry,) = setup.serve(setup.config()).erasures
     down = sum(entry.costs[p]["down_bytes"] for p in ("unlearning", "recovery"))
     up = sum(entry.costs[p]["up_bytes"] for p in ("unlearning", "recovery"))
     trips = sum(entry.costs[p]["participations"] for p in ("unlearning", "recovery"))
     assert trips == 1 + 4
     most = trips * (message + tensor * len(toy_model.init(0)))
-    for counted, measured in ((down, world.grid.down_bytes), (up, world.grid.up_bytes)):
+    for counted, measured in ((down, setup.grid.down_bytes), (up, setup.grid.up_bytes)):
         assert counted < measured <= counted + most, dataclasses.asdict(entry)["costs"]
         assert measured - counted > most / 2, "the overhead that is stated is not far from the truth"

@@ -21,9 +21,9 @@ from fedquit.flower.config import ServerConfig
 from fedquit.methods import METHODS
 from fedquit.models import FunctionalModel
 from fedquit.running.session import Session, advance
-from fedquit.running.store import Kept, StateFile
+from fedquit.running.store import Memories, StateFile
 from fedquit.running.training_cache import Hooks
-from flower.grid_world import World, marks
+from flower.grid_world import Setup, marks
 
 pytestmark = pytest.mark.flower
 
@@ -54,10 +54,10 @@ def simulated(
     initial = model.init(Address(config.run_seed, "init").seed_for("server"))
     marked = marks(data, request)
 
-    def session(seen: FederatedData, kept: Kept) -> Session:
+    def session(seen: FederatedData, kept: Memories) -> Session:
         return Session(SequentialEngine(model, seen, kept.clients), config.run_seed, seen.clients, memories=kept.own)
 
-    kept = Kept.open(where / "train")
+    kept = Memories.open(where / "train")
     fed = session(data, kept)
     hooks = Hooks({name: method} if method.shapes_training else {}, kept.of, Request(()))
     state = State(initial)
@@ -71,7 +71,7 @@ def simulated(
     ):
         state = progress.state
 
-    kept = Kept.open(where / "unlearn", kept)
+    kept = Memories.open(where / "unlearn", kept)
     examples = {c: len(data.view(c, "all")) for c in data.clients}
     trained = Trained(state.params, initial, training, examples, kept.of(name))
     fed, state = session(marked, kept), state.fresh()
@@ -79,7 +79,7 @@ def simulated(
         fed.enter("unlearn-0", number)
         state = method.unlearn(fed, state, trained, request)
 
-    kept = Kept.open(where / "recover", kept)
+    kept = Memories.open(where / "recover", kept)
     fed, state = session(marked.after(request), kept), state.fresh()
     for number in range(config.recover_rounds if method.recovers else 0):
         fed.enter("recover-0", number)
@@ -93,17 +93,17 @@ def test_a_method_over_flower_equals_the_simulator(
     name: str, kind: str, toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path
 ) -> None:
     request = REQUESTS[kind]
-    world = World(toy_data, toy_model, tmp_path)
-    config = world.config(method={"name": name, **SHORT.get(name, {})})
+    setup = Setup(toy_data, toy_model, tmp_path)
+    config = setup.config(method={"name": name, **SHORT.get(name, {})})
     try:
         config.build_method().check(request)
     except RequestError:
         return  # that it is then served by the fallback is tried elsewhere
-    before = world.serve(config)
+    before = setup.serve(config)
     assert before.erased == frozenset()
     for client in request.clients:
-        world.outbox(client).file(positions=range(5) if request.samples else ())
-    after = world.serve(config)
+        setup.outbox(client).file(positions=range(5) if request.samples else ())
+    after = setup.serve(config)
     assert [(e.client, e.status, e.fallback) for e in after.erasures] == [(c, "done", False) for c in request.clients]
     assert after.erased == (frozenset() if request.samples else frozenset(request.clients))
     expected = simulated(toy_data, toy_model, config, request, tmp_path / "simulated")
@@ -117,14 +117,14 @@ def test_a_method_over_flower_equals_the_simulator(
 def test_a_cohort_is_the_one_that_the_simulator_draws(
     toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path
 ) -> None:
-    world = World(toy_data, toy_model, tmp_path)
-    config = world.config(train={"rounds": 3, "batch_size": 8, "lr": 0.1, "clients_per_round": 2})
+    setup = Setup(toy_data, toy_model, tmp_path)
+    config = setup.config(train={"rounds": 3, "batch_size": 8, "lr": 0.1, "clients_per_round": 2})
     config = dataclasses.replace(config, recover_rounds=2)
-    world.serve(config)
-    asked = [node for node, kind in world.grid.log if kind == "train.fedquit"]
+    setup.serve(config)
+    asked = [node for node, kind in setup.grid.log if kind == "train.fedquit"]
     assert len(asked) == 3 * 2
-    world.outbox(2).file()
-    after = world.serve(config)
+    setup.outbox(2).file()
+    after = setup.serve(config)
     expected = simulated(toy_data, toy_model, config, Request((2,)), tmp_path / "simulated")
     for n, p in expected.items():
         torch.testing.assert_close(after.params[n], p, rtol=0, atol=1e-12)
@@ -133,8 +133,8 @@ def test_a_cohort_is_the_one_that_the_simulator_draws(
 def test_what_must_know_the_future_is_refused(
     toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path
 ) -> None:
-    world = World(toy_data, toy_model, tmp_path)
+    setup = Setup(toy_data, toy_model, tmp_path)
     with pytest.raises(InputError, match="must know in advance"):
-        world.config(method={"name": "fedau", "preset": "authors"})
+        setup.config(method={"name": "fedau", "preset": "authors"})
     with pytest.raises(InputError, match="data of the server's own"):
-        world.serve(world.config(method={"name": "fukd"}), public=None)
+        setup.serve(setup.config(method={"name": "fukd"}), public=None)

@@ -20,7 +20,7 @@ from fedquit.flower.client import home_from
 from fedquit.flower.identity import fingerprint, identity_of
 from fedquit.flower.roster import Identity, Roster
 from fedquit.models import FunctionalModel
-from flower.grid_world import World
+from flower.grid_world import Setup
 
 pytestmark = pytest.mark.flower
 
@@ -73,19 +73,19 @@ def test_an_operator_names_a_client_in_several_ways(tmp_path: Path) -> None:
 def test_a_client_keeps_its_number_behind_another_node_and_a_ghost_is_not_asked(
     toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path
 ) -> None:
-    world = World(toy_data, toy_model, tmp_path)
-    ghost = world.node_of(1)
+    setup = Setup(toy_data, toy_model, tmp_path)
+    ghost = setup.node_of(1)
 
     def restarts(message: Message) -> None:
         """In the first round, the node comes back under another id, and the old one seems to be online still."""
-        if message.metadata.message_type == "train.fedquit" and 1 not in world.grid.nodes:
-            world.grid.nodes[1] = dataclasses.replace(ghost, id=1, asked=[])
+        if message.metadata.message_type == "train.fedquit" and 1 not in setup.grid.nodes:
+            setup.grid.nodes[1] = dataclasses.replace(ghost, id=1, asked=[])
             ghost.deaf = True
             ghost.asked.clear()
 
-    world.grid.before = restarts
-    world.serve(world.config(train={"rounds": 3, "batch_size": 8}))
-    assert world.grid.nodes[1].asked.count("train.fedquit") == 2
+    setup.grid.before = restarts
+    setup.serve(setup.config(train={"rounds": 3, "batch_size": 8}))
+    assert setup.grid.nodes[1].asked.count("train.fedquit") == 2
     assert ghost.asked.count("train.fedquit") == 1, "in the first round, and then never again"
     clients = json.loads((tmp_path / "state" / "clients.json").read_text())
     assert [(m["number"], m["key"].partition(":")[0]) for m in clients] == [(i, "key") for i in range(5)]

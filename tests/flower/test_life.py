@@ -31,7 +31,7 @@ from fedquit.methods.not_ import NoT
 from fedquit.models import FunctionalModel
 from fedquit.running.store import load_params
 from fedquit.utils import files
-from flower.grid_world import MakeWorld, World, lines
+from flower.grid_world import MakeWorld, Setup, lines
 
 pytestmark = pytest.mark.flower
 
@@ -43,20 +43,20 @@ def words_of(message: Message) -> dict[str, Any]:
     return found
 
 
-def at_task(world: World, phase: str, act: Callable[[ClientId], None]) -> None:
+def at_task(setup: Setup, phase: str, act: Callable[[ClientId], None]) -> None:
     """Act whenever a task of that phase is about to be sent to a client."""
 
     def before(message: Message) -> None:
         if message.metadata.message_type == "train.fedquit" and words_of(message)["address"]["phase"] == phase:
             act(words_of(message)["client"])
 
-    world.grid.before = before
+    setup.grid.before = before
 
 
-def files_once(world: World, client: ClientId, **what: Any) -> Callable[[ClientId], None]:
+def files_once(setup: Setup, client: ClientId, **what: Any) -> Callable[[ClientId], None]:
     def act(_asked: ClientId) -> None:
-        if not world.outbox(client).entries():
-            world.outbox(client).file(**what)
+        if not setup.outbox(client).entries():
+            setup.outbox(client).file(**what)
 
     return act
 
@@ -70,18 +70,18 @@ def same(a: Params, b: Params) -> bool:
 
 
 def test_a_request_travels_with_a_reply_is_served_and_training_goes_on_without_the_client(make: MakeWorld) -> None:
-    world = make()
-    at_task(world, "train", files_once(world, 1))
+    setup = make()
+    at_task(setup, "train", files_once(setup, 1))
     asked: list[tuple[str, ClientId]] = []
-    filing = world.grid.before
+    filing = setup.grid.before
 
     def noting(message: Message) -> None:
         filing(message)
         if message.metadata.message_type == "train.fedquit":
             asked.append((words_of(message)["address"]["phase"], words_of(message)["client"]))
 
-    world.grid.before = noting
-    found = world.serve(world.config(**LONG))
+    setup.grid.before = noting
+    found = setup.serve(setup.config(**LONG))
     assert seen(found) == [(1, "done", "fedquit", False)]
     assert [s for s, _ in found.erasures[0].history] == ["received", "started", "unlearned", "recovered", "done"]
     assert found.erased == {1}
@@ -89,15 +89,15 @@ def test_a_request_travels_with_a_reply_is_served_and_training_goes_on_without_t
     by_phase = {p: {c for q, c in asked if q == p} for p, _ in asked}
     others = {0, 2, 3, 4}
     assert by_phase == {"train": others | {1}, "unlearn-0": {1}, "recover-0": others, "train-1": others}
-    assert [e.status for e in world.outbox(1).entries()] == ["served"], "and its owner can see it"
+    assert [e.status for e in setup.outbox(1).entries()] == ["served"], "and its owner can see it"
     assert found.erasures[0].told
     assert found.erasures[0].costs["unlearning"]["participations"] == 1
 
 
-def old_models(world: World, before: Params) -> list[str]:
+def old_models(setup: Setup, before: Params) -> list[str]:
     """Files of the server that hold the model before."""
     found = []
-    for path in sorted((world.folder / "state").rglob("*.safetensors")):
+    for path in sorted((setup.folder / "state").rglob("*.safetensors")):
         flat, _ = load_params(path)
         stored = {n.removeprefix("params:"): p for n, p in flat.items()}
         if same(before, {n: stored[n] for n in before}):
@@ -106,56 +106,56 @@ def old_models(world: World, before: Params) -> list[str]:
 
 
 def test_nothing_from_before_the_unlearning_is_left_on_disk(make: MakeWorld) -> None:
-    world = make()
-    before = world.serve(world.config()).params
-    assert old_models(world, before) == ["model.safetensors", "state.safetensors"]
-    world.outbox(1).file()
+    setup = make()
+    before = setup.serve(setup.config()).params
+    assert old_models(setup, before) == ["model.safetensors", "state.safetensors"]
+    setup.outbox(1).file()
     meanwhile: list[list[str]] = []
-    at_task(world, "recover-0", lambda _: meanwhile.append(old_models(world, before)))
-    world.serve(world.config())
+    at_task(setup, "recover-0", lambda _: meanwhile.append(old_models(setup, before)))
+    setup.serve(setup.config())
     assert meanwhile == [["before.safetensors"]] * 4, "while it recovers, methods may look back"
-    assert old_models(world, before) == []
-    assert [p.name for p in (world.folder / "state" / "phases").iterdir()] == ["000003"]
+    assert old_models(setup, before) == []
+    assert [p.name for p in (setup.folder / "state" / "phases").iterdir()] == ["000003"]
 
 
 def test_the_forgotten_never_take_part_again_whatever_happens(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(1).file()
-    world.serve(world.config())
-    world.trained_by()
-    assert world.serve(world.config(**LONG)).rounds == 3
-    assert world.trained_by() == {0, 2, 3, 4}
-    world.grid.nodes[99] = dataclasses.replace(world.node_of(1), id=99)  # the same key behind another node
-    del world.grid.nodes[world.node_of(1).id]
-    world.serve(world.config(train={"rounds": 5, "batch_size": 8}))
-    assert world.trained_by() == {0, 2, 3, 4}
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(1).file()
+    setup.serve(setup.config())
+    setup.trained_by()
+    assert setup.serve(setup.config(**LONG)).rounds == 3
+    assert setup.trained_by() == {0, 2, 3, 4}
+    setup.grid.nodes[99] = dataclasses.replace(setup.node_of(1), id=99)  # the same key behind another node
+    del setup.grid.nodes[setup.node_of(1).id]
+    setup.serve(setup.config(train={"rounds": 5, "batch_size": 8}))
+    assert setup.trained_by() == {0, 2, 3, 4}
 
 
 def test_a_forgotten_client_refuses_to_work_even_if_it_is_asked(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(1).file()
-    world.serve(world.config())
-    books = json.loads((world.folder / "state" / "ledger.json").read_text())
-    (world.folder / "state" / "ledger.json").write_text(json.dumps({**books, "erased": []}))
-    world.serve(world.config(**LONG))
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(1).file()
+    setup.serve(setup.config())
+    books = json.loads((setup.folder / "state" / "ledger.json").read_text())
+    (setup.folder / "state" / "ledger.json").write_text(json.dumps({**books, "erased": []}))
+    setup.serve(setup.config(**LONG))
     assert any(
-        "client 1" in line and "has been forgotten at its owner's request" in line for line in lines(world.folder)
+        "client 1" in line and "has been forgotten at its owner's request" in line for line in lines(setup.folder)
     )
 
 
 def test_several_requests_are_served_in_one_round_or_one_after_another(make: MakeWorld) -> None:
     phases: dict[bool, list[str]] = {}
     for together in (True, False):
-        world = make(f"together-{together}")
-        config = world.config(together=together)
-        world.serve(config)
+        setup = make(f"together-{together}")
+        config = setup.config(together=together)
+        setup.serve(config)
         for client in (1, 3):
-            world.outbox(client).file()
-        found = world.serve(config)
+            setup.outbox(client).file()
+        found = setup.serve(config)
         assert seen(found) == [(1, "done", "fedquit", False), (3, "done", "fedquit", False)]
-        events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+        events = [json.loads(line) for line in (setup.folder / "state" / "events.jsonl").read_text().splitlines()]
         names = [e["phase"] for e in events if e["event"] == "reply" and e["phase"] != "train"]
         phases[together] = list(dict.fromkeys(names))
     assert phases[True] == ["unlearn-0", "recover-0"]
@@ -163,68 +163,68 @@ def test_several_requests_are_served_in_one_round_or_one_after_another(make: Mak
 
 
 def test_samples_are_forgotten_and_never_used_again_while_the_client_stays(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(0).file(positions=[3, 1, 7])
-    found = world.serve(world.config())
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(0).file(positions=[3, 1, 7])
+    found = setup.serve(setup.config())
     assert seen(found) == [(0, "done", "fedquit", False)]
     assert found.erased == frozenset()
-    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (setup.folder / "state" / "events.jsonl").read_text().splitlines()]
     told = {(e["phase"], e["split"]): e["examples"] for e in events if e["event"] == "reply" and e["client"] == 0}
     assert told == {("train", "all"): 23, ("unlearn-0", "forget"): 3, ("recover-0", "retain"): 20}
-    world.serve(world.config(**LONG))
-    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    setup.serve(setup.config(**LONG))
+    events = [json.loads(line) for line in (setup.folder / "state" / "events.jsonl").read_text().splitlines()]
     assert next(e["examples"] for e in events if e.get("phase") == "train-1" and e["client"] == 0) == 20
-    clients = json.loads((world.folder / "state" / "clients.json").read_text())
+    clients = json.loads((setup.folder / "state" / "clients.json").read_text())
     assert clients[0]["examples"] == 20
 
 
 def test_forgotten_samples_are_out_of_the_very_next_round_of_training(make: MakeWorld) -> None:
-    world = make()
-    at_task(world, "train", files_once(world, 0, positions=[3, 1, 7]))
-    world.serve(world.config(**LONG))
-    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    setup = make()
+    at_task(setup, "train", files_once(setup, 0, positions=[3, 1, 7]))
+    setup.serve(setup.config(**LONG))
+    events = [json.loads(line) for line in (setup.folder / "state" / "events.jsonl").read_text().splitlines()]
     after = [e["examples"] for e in events if e.get("phase") == "train-1" and e["client"] == 0]
     assert after == [20, 20]
 
 
 def test_a_fraction_of_samples_is_drawn_once_and_written_down(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    filed = world.outbox(3).file(fraction=0.2)
-    world.serve(world.config())
-    entry = world.outbox(3).get(filed.id)
+    setup = make()
+    setup.serve(setup.config())
+    filed = setup.outbox(3).file(fraction=0.2)
+    setup.serve(setup.config())
+    entry = setup.outbox(3).get(filed.id)
     assert entry.status == "served"
     assert len(entry.positions) == 6
     assert len(set(entry.positions)) == 6
     assert max(entry.positions) < 30
 
 
-def with_first_samples(world: World, client: ClientId, count: int) -> None:
+def with_first_samples(setup: Setup, client: ClientId, count: int) -> None:
     """From now on the client's data is only its first samples."""
-    mine = world.data.train[client][:count]
-    own = ClientData(world.data.x[mine], world.data.y[mine], world.data.dataset.look, mine)
-    world.node_of(client).app = erasable(ClientApp(), model=lambda _: world.model, data=lambda _: own)
+    mine = setup.data.train[client][:count]
+    own = ClientData(setup.data.x[mine], setup.data.y[mine], setup.data.dataset.look, mine)
+    setup.node_of(client).app = erasable(ClientApp(), model=lambda _: setup.model, data=lambda _: own)
 
 
 def test_data_that_has_lost_forgotten_samples_is_refused_with_what_to_do(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    filed = world.outbox(0).file(positions=[19, 20, 22])
-    world.serve(world.config())
-    with_first_samples(world, 0, 20)
-    assert world.serve(world.config(**LONG)).rounds == 3
-    (said,) = [line for line in lines(world.folder) if "did not say who it is" in line]
+    setup = make()
+    setup.serve(setup.config())
+    filed = setup.outbox(0).file(positions=[19, 20, 22])
+    setup.serve(setup.config())
+    with_first_samples(setup, 0, 20)
+    assert setup.serve(setup.config(**LONG)).rounds == 3
+    (said,) = [line for line in lines(setup.folder) if "did not say who it is" in line]
     assert f"{filed.id}.json names sample 22, and this client has only 20 samples now: give it its data" in said
 
 
 def test_data_that_loses_samples_while_they_are_being_forgotten_is_refused_with_what_to_do(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(0).file(positions=[19, 20, 22])
-    at_task(world, "unlearn-0", lambda _: with_first_samples(world, 0, 20))
-    assert seen(world.serve(world.config())) == [(0, "done", "not", True)]
-    assert any("it refuses: " in line and "names sample 22, and this" in line for line in lines(world.folder))
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(0).file(positions=[19, 20, 22])
+    at_task(setup, "unlearn-0", lambda _: with_first_samples(setup, 0, 20))
+    assert seen(setup.serve(setup.config())) == [(0, "done", "not", True)]
+    assert any("it refuses: " in line and "names sample 22, and this" in line for line in lines(setup.folder))
 
 
 @pytest.mark.parametrize(
@@ -234,116 +234,116 @@ def test_data_that_loses_samples_while_they_are_being_forgotten_is_refused_with_
 def test_samples_that_cannot_be_forgotten_are_refused_at_the_client(
     positions: list[int], sentence: str, make: MakeWorld
 ) -> None:
-    world = make()
-    world.outbox(1).file(positions=positions)
-    found = world.serve(world.config())
+    setup = make()
+    setup.outbox(1).file(positions=positions)
+    found = setup.serve(setup.config())
     assert found.erasures == ()
-    (entry,) = world.outbox(1).entries()
+    (entry,) = setup.outbox(1).entries()
     assert entry.status == "refused"
     assert sentence in entry.reason
 
 
 def test_an_operator_can_file_a_request_by_name_or_key(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    clients = json.loads((world.folder / "state" / "clients.json").read_text())
-    Inbox(world.folder / "state").file("hospital-4")
-    Inbox(world.folder / "state").file(clients[2]["key"])
-    Inbox(world.folder / "state").file("nobody")
-    found = world.serve(world.config())
+    setup = make()
+    setup.serve(setup.config())
+    clients = json.loads((setup.folder / "state" / "clients.json").read_text())
+    Inbox(setup.folder / "state").file("hospital-4")
+    Inbox(setup.folder / "state").file(clients[2]["key"])
+    Inbox(setup.folder / "state").file("nobody")
+    found = setup.serve(setup.config())
     assert {(e.client, e.status, e.source) for e in found.erasures} == {
         (4, "done", "operator"),
         (2, "done", "operator"),
     }
-    assert list(Inbox(world.folder / "state").waiting()) == []
-    assert any("'nobody' names 0 clients" in line for line in lines(world.folder))
+    assert list(Inbox(setup.folder / "state").waiting()) == []
+    assert any("'nobody' names 0 clients" in line for line in lines(setup.folder))
 
 
 def test_a_client_that_is_asked_for_twice_is_forgotten_once(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(1).file(positions=[0])
-    world.outbox(1).file()
-    Inbox(world.folder / "state").file("hospital-1")
-    found = world.serve(world.config())
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(1).file(positions=[0])
+    setup.outbox(1).file()
+    Inbox(setup.folder / "state").file("hospital-1")
+    found = setup.serve(setup.config())
     kinds = {(e.source, e.kind): (e.status, e.method) for e in found.erasures}
     assert kinds == {
         ("client", "client"): ("done", "fedquit"),
         ("client", "samples"): ("done", ""),
         ("operator", "client"): ("done", ""),
     }
-    assert {e.status for e in world.outbox(1).entries()} == {"served"}
+    assert {e.status for e in setup.outbox(1).entries()} == {"served"}
 
 
 def test_before_the_first_round_there_is_nothing_to_forget(make: MakeWorld) -> None:
-    world = make()
-    world.outbox(1).file()
-    found = world.serve(world.config())
+    setup = make()
+    setup.outbox(1).file()
+    found = setup.serve(setup.config())
     assert seen(found) == [(1, "done", "", False)]
-    assert world.trained_by() == {0, 2, 3, 4}
+    assert setup.trained_by() == {0, 2, 3, 4}
 
 
 def test_the_last_client_cannot_be_forgotten(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
+    setup = make()
+    setup.serve(setup.config())
     for client in range(5):
-        world.outbox(client).file()
-    found = world.serve(world.config(together=False))
+        setup.outbox(client).file()
+    found = setup.serve(setup.config(together=False))
     assert [s for _, s, _, _ in seen(found)] == ["done"] * 4 + ["failed"]
     assert "drop the model instead" in found.erasures[4].reason
 
 
 def test_an_unauthenticated_node_is_refused_unless_that_is_allowed(make: MakeWorld) -> None:
-    world = make(authenticated=False)
-    world.serve(world.config())
-    world.outbox(1).file()
-    found = world.serve(world.config())
+    setup = make(authenticated=False)
+    setup.serve(setup.config())
+    setup.outbox(1).file()
+    found = setup.serve(setup.config())
     assert [(e.client, e.status, e.authenticated) for e in found.erasures] == [(1, "failed", False)]
     assert "allow-unauthenticated" in found.erasures[0].reason
     assert found.erased == frozenset()
-    (entry,) = world.outbox(1).entries()
+    (entry,) = setup.outbox(1).entries()
     assert entry.status == "refused", "and its owner can see it"
-    world.outbox(1).file()
-    found = world.serve(world.config(allow_unauthenticated=True))
+    setup.outbox(1).file()
+    found = setup.serve(setup.config(allow_unauthenticated=True))
     assert [(e.client, e.status) for e in found.erasures] == [(1, "failed"), (1, "done")]
 
 
 def test_a_client_that_comes_back_before_its_deadline_is_served_once(make: MakeWorld) -> None:
-    world, plain = make(), make("plain")
-    for w in (world, plain):
+    setup, plain = make(), make("plain")
+    for w in (setup, plain):
         w.serve(w.config())
         w.outbox(1).file()
     gone: list[float] = []
 
     def dies(_client: ClientId) -> None:
         if not gone:
-            gone.append(world.time.time + 200)
-            world.node_of(1).online = False
+            gone.append(setup.time.time + 200)
+            setup.node_of(1).online = False
 
-    at_task(world, "unlearn-0", dies)
-    world.time.wakes.append(lambda now: setattr(world.node_of(1), "online", not gone or now > gone[0]))
-    found = world.serve(world.config())
+    at_task(setup, "unlearn-0", dies)
+    setup.time.wakes.append(lambda now: setattr(setup.node_of(1), "online", not gone or now > gone[0]))
+    found = setup.serve(setup.config())
     assert seen(found) == [(1, "done", "fedquit", False)]
-    asked = [line for line in lines(world.folder) if "asking client 1 (hospital-1) again" in line]
+    asked = [line for line in lines(setup.folder) if "asking client 1 (hospital-1) again" in line]
     assert 5 <= len(asked) <= 8, "it says so about every half minute, not all the time"
-    assert world.time.time < gone[0] + 10, "and notices soon that it is back"
+    assert setup.time.time < gone[0] + 10, "and notices soon that it is back"
     assert same(found.params, plain.serve(plain.config()).params)
 
 
 @pytest.mark.parametrize("fallback", ["not", "retrain"])
 def test_a_client_that_never_comes_back_is_forgotten_by_the_fallback(fallback: str, make: MakeWorld) -> None:
-    world = make()
-    config = world.config(fallback=fallback, deadline=300.0)
-    before = world.serve(config).params
-    world.outbox(1).file()
-    at_task(world, "unlearn-0", lambda _: setattr(world.node_of(1), "online", False))
-    found = world.serve(config)
+    setup = make()
+    config = setup.config(fallback=fallback, deadline=300.0)
+    before = setup.serve(config).params
+    setup.outbox(1).file()
+    at_task(setup, "unlearn-0", lambda _: setattr(setup.node_of(1), "online", False))
+    found = setup.serve(config)
     assert seen(found) == [(1, "done", fallback, True)]
     assert "did not answer before the deadline" in found.erasures[0].reason
     assert found.erased == {1}
-    assert 1e9 + 300 <= world.time.time < 1e9 + 320
+    assert 1e9 + 300 <= setup.time.time < 1e9 + 320
     assert not same(found.params, before)
-    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (setup.folder / "state" / "events.jsonl").read_text().splitlines()]
     asked = [e for e in events if e["event"] == "reply" and "fallback" in e["phase"]]
     assert {e["client"] for e in asked} == {0, 2, 3, 4}
     rounds = {e["phase"]: e["round"] + 1 for e in asked}
@@ -356,33 +356,33 @@ def test_a_client_that_never_comes_back_is_forgotten_by_the_fallback(fallback: s
 def test_a_client_that_vanishes_takes_the_method_away_from_nobody_else(
     fault: str, samples: bool, make: MakeWorld
 ) -> None:
-    world = make()
-    config = world.config(deadline=60.0)
-    world.serve(config)
+    setup = make()
+    config = setup.config(deadline=60.0)
+    setup.serve(config)
     for client in (1, 3):
-        world.outbox(client).file(positions=[0, 1] if samples else ())
-    world.node_of(3).spoil = gone if fault == "silent" else not_a_number
-    found = world.serve(config)
+        setup.outbox(client).file(positions=[0, 1] if samples else ())
+    setup.node_of(3).spoil = gone if fault == "silent" else not_a_number
+    found = setup.serve(config)
     assert seen(found) == [(1, "done", "fedquit", False), (3, "done", "not", True)]
     assert found.erased == (frozenset() if samples else {1, 3})
-    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (setup.folder / "state" / "events.jsonl").read_text().splitlines()]
     asked = {(e["phase"], e["client"]) for e in events if e["event"] == "reply" and e["phase"] == "unlearn-1"}
     assert asked == {("unlearn-1", 1)}, "on its own, from the model without the other"
     assert found.erasures[0].reason == ""
     assert [s for s, _ in found.erasures[0].history][:4] == ["received", "started", "received", "started"]
-    assert [e.status for e in world.outbox(1).entries()] == ["served"]
+    assert [e.status for e in setup.outbox(1).entries()] == ["served"]
 
 
-def all_nodes_are_away(world: World, seconds: float) -> None:
+def all_nodes_are_away(setup: Setup, seconds: float) -> None:
     """From now on, for so long."""
-    back = world.time.time + seconds
+    back = setup.time.time + seconds
 
     def wake(now: float) -> None:
-        for node in world.grid.nodes.values():
+        for node in setup.grid.nodes.values():
             node.online = now > back
 
     wake(0)
-    world.time.wakes.append(wake)
+    setup.time.wakes.append(wake)
 
 
 def gone(reply: Message) -> list[Message]:
@@ -397,15 +397,15 @@ def not_a_number(reply: Message) -> list[Message]:
 
 
 def test_a_server_that_comes_back_after_the_deadline_still_asks_once(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config(deadline=300.0))
-    world.outbox(1).file()
-    at_task(world, "unlearn-0", lambda _: _stop_the_server())
+    setup = make()
+    setup.serve(setup.config(deadline=300.0))
+    setup.outbox(1).file()
+    at_task(setup, "unlearn-0", lambda _: _stop_the_server())
     with pytest.raises(Killed):
-        world.serve(world.config(deadline=300.0))
-    world.grid.before = lambda message: None
-    world.time.time += 10_000
-    assert seen(world.serve(world.config(deadline=300.0))) == [(1, "done", "fedquit", False)]
+        setup.serve(setup.config(deadline=300.0))
+    setup.grid.before = lambda message: None
+    setup.time.time += 10_000
+    assert seen(setup.serve(setup.config(deadline=300.0))) == [(1, "done", "fedquit", False)]
 
 
 def _stop_the_server() -> None:
@@ -413,68 +413,68 @@ def _stop_the_server() -> None:
 
 
 def test_a_leaving_client_whose_answers_cannot_be_used_is_not_asked_for_ever(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(1).file()
-    world.node_of(1).spoil = not_a_number
-    found = world.serve(world.config())
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(1).file()
+    setup.node_of(1).spoil = not_a_number
+    found = setup.serve(setup.config())
     assert seen(found) == [(1, "done", "not", True)]
     assert "no answer that can be used, 3 times" in found.erasures[0].reason
 
 
 def test_a_part_of_a_model_never_becomes_the_model(make: MakeWorld) -> None:
-    world = make()
-    config = world.config(method={"name": "pga"})  # whose answers only the client could foretell
-    world.serve(config)
-    world.outbox(1).file()
+    setup = make()
+    config = setup.config(method={"name": "pga"})  # whose answers only the client could foretell
+    setup.serve(config)
+    setup.outbox(1).file()
 
     def part(reply: Message) -> list[Message]:
         if wire.PARAMS in reply.content:
             del reply.content.array_records[wire.PARAMS][next(iter(reply.content.array_records[wire.PARAMS]))]
         return [reply]
 
-    world.node_of(1).spoil = part
-    found = world.serve(config)
+    setup.node_of(1).spoil = part
+    found = setup.serve(config)
     assert seen(found) == [(1, "done", "not", True)]
     assert "has other parameters than expected" in found.erasures[0].reason
 
 
 def test_what_a_method_does_not_define_is_served_by_the_fallback(make: MakeWorld) -> None:
-    world = make()
-    config = world.config(method={"name": "pga"})
-    world.serve(config)
-    world.outbox(1).file(positions=[0, 1])
-    found = world.serve(config)
+    setup = make()
+    config = setup.config(method={"name": "pga"})
+    setup.serve(config)
+    setup.outbox(1).file(positions=[0, 1])
+    found = setup.serve(config)
     assert seen(found) == [(1, "done", "not", True)]
     assert "PGA forgets whole clients" in found.erasures[0].reason
 
 
 def test_what_a_method_defines_for_one_client_only_is_served_one_after_another(make: MakeWorld) -> None:
-    world = make()
-    config = world.config(method={"name": "fedosd", "unlearning_rounds": 1})
-    world.serve(config)
+    setup = make()
+    config = setup.config(method={"name": "fedosd", "unlearning_rounds": 1})
+    setup.serve(config)
     for client in (1, 3):
-        world.outbox(client).file()
-    assert seen(world.serve(config)) == [(1, "done", "fedosd", False), (3, "done", "fedosd", False)]
+        setup.outbox(client).file()
+    assert seen(setup.serve(config)) == [(1, "done", "fedosd", False), (3, "done", "fedosd", False)]
 
 
 def test_a_request_that_comes_in_during_recovery_is_served_next(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(1).file()
-    at_task(world, "recover-0", files_once(world, 2))
-    found = world.serve(world.config())
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(1).file()
+    at_task(setup, "recover-0", files_once(setup, 2))
+    found = setup.serve(setup.config())
     assert seen(found) == [(1, "done", "fedquit", False), (2, "done", "fedquit", False)]
     assert found.erased == {1, 2}
 
 
 @pytest.mark.parametrize("method", ["retrain", "federaser"])
 def test_a_request_in_the_middle_of_training_undoes_as_many_rounds_as_there_were(method: str, make: MakeWorld) -> None:
-    world = make()
-    at_task(world, "train", files_once(world, 1))
-    found = world.serve(world.config(method={"name": method}, **LONG))
+    setup = make()
+    at_task(setup, "train", files_once(setup, 1))
+    found = setup.serve(setup.config(method={"name": method}, **LONG))
     assert seen(found) == [(1, "done", method, False)]
-    said = [line for line in lines(world.folder) if line.startswith("unlearning round")]
+    said = [line for line in lines(setup.folder) if line.startswith("unlearning round")]
     assert said == ["unlearning round 0 of 1", "unlearning round 1 of 1"]
     assert found.rounds == 3
 
@@ -484,41 +484,41 @@ def test_a_request_in_the_middle_of_training_undoes_as_many_rounds_as_there_were
 def test_what_the_server_kept_of_a_client_is_deleted_and_others_can_still_be_served(
     method: str, samples: bool, make: MakeWorld
 ) -> None:
-    world = make()
-    config = world.config(method={"name": method})
-    world.serve(config)
+    setup = make()
+    config = setup.config(method={"name": method})
+    setup.serve(config)
 
-    assert kept_of(world, 1)
-    world.outbox(1).file(positions=[0, 2] if samples else ())
+    assert kept_of(setup, 1)
+    setup.outbox(1).file(positions=[0, 2] if samples else ())
     served = "not" if samples else method  # neither is defined for samples, so the fallback serves them
-    assert seen(world.serve(config)) == [(1, "done", served, samples)]
-    assert kept_of(world, 1) == [], "updates that were computed with the forgotten data would bring it back"
-    assert kept_of(world, 2)
-    world.outbox(2).file()
-    assert seen(world.serve(config))[1] == (2, "done", method, False)
-    assert kept_of(world, 2) == []
+    assert seen(setup.serve(config)) == [(1, "done", served, samples)]
+    assert kept_of(setup, 1) == [], "updates that were computed with the forgotten data would bring it back"
+    assert kept_of(setup, 2)
+    setup.outbox(2).file()
+    assert seen(setup.serve(config))[1] == (2, "done", method, False)
+    assert kept_of(setup, 2) == []
 
 
-def kept_of(world: World, client: ClientId) -> list[str]:
+def kept_of(setup: Setup, client: ClientId) -> list[str]:
     """The files under a client's number at the server, whole or half-written."""
-    names = (unquote(p.name) for p in (world.folder / "state" / "memory").iterdir() if p.stat().st_size)
+    names = (unquote(p.name) for p in (setup.folder / "state" / "memory").iterdir() if p.stat().st_size)
     return [name for name in names if name.partition("@")[0].endswith(f"/{client}")]
 
 
 def test_what_another_method_kept_of_a_client_is_deleted_too(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config(method={"name": "federaser"}))
-    assert kept_of(world, 1)
-    world.outbox(1).file(positions=[0, 2])
-    world.serve(world.config())  # the operator has chosen another method
-    assert kept_of(world, 1) == []
+    setup = make()
+    setup.serve(setup.config(method={"name": "federaser"}))
+    assert kept_of(setup, 1)
+    setup.outbox(1).file(positions=[0, 2])
+    setup.serve(setup.config())  # the operator has chosen another method
+    assert kept_of(setup, 1) == []
 
 
 def test_a_round_that_was_cut_off_leaves_nothing_of_who_asks_before_anything_is_trained(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make()
-    config, write, saved = world.config(method={"name": "federaser"}), files.write_atomic, list[Path]()
+    setup = make()
+    config, write, saved = setup.config(method={"name": "federaser"}), files.write_atomic, list[Path]()
 
     def cut(path: Path, content: bytes) -> None:
         saved.extend([path] if path.name == "state.safetensors" else [])
@@ -529,89 +529,89 @@ def test_a_round_that_was_cut_off_leaves_nothing_of_who_asks_before_anything_is_
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_atomic", cut)
         with pytest.raises(Killed):
-            world.serve(config)
-    assert kept_of(world, 1), "the round was not committed, and has been watched"
-    world.outbox(1).file()
-    assert world.serve(config).erasures[0].reason == "nothing had been trained yet"
-    assert kept_of(world, 1) == []
+            setup.serve(config)
+    assert kept_of(setup, 1), "the round was not committed, and has been watched"
+    setup.outbox(1).file()
+    assert setup.serve(config).erasures[0].reason == "nothing had been trained yet"
+    assert kept_of(setup, 1) == []
 
 
 def test_a_write_that_was_killed_half_way_leaves_nothing(make: MakeWorld) -> None:
-    world = make()
-    config = world.config(method={"name": "federaser"})
-    world.serve(config)
-    state = world.folder / "state"
+    setup = make()
+    config = setup.config(method={"name": "federaser"})
+    setup.serve(config)
+    state = setup.folder / "state"
     half = [state / ".before.safetensors.0123456789abcdef"]
     half.append(state / "memory" / ".federaser%2F000000%2F1@000000000000001.safetensors.0123456789abcdef")
     for path in half:
         path.write_bytes(b"somebody's update")
-    world.outbox(1).file()
-    assert seen(world.serve(config)) == [(1, "done", "federaser", False)]
+    setup.outbox(1).file()
+    assert seen(setup.serve(config)) == [(1, "done", "federaser", False)]
     assert not any(path.exists() for path in half)
-    assert kept_of(world, 1) == []
+    assert kept_of(setup, 1) == []
 
 
 def test_fukd_does_not_subtract_what_was_deleted(make: MakeWorld) -> None:
-    world = make()
-    config = world.config(method={"name": "fukd"})
-    world.serve(config)
-    world.outbox(1).file(positions=[0, 2])
-    world.serve(config)
-    world.outbox(1).file()
-    found = world.serve(config).erasures[1]
+    setup = make()
+    config = setup.config(method={"name": "fukd"})
+    setup.serve(config)
+    setup.outbox(1).file(positions=[0, 2])
+    setup.serve(config)
+    setup.outbox(1).file()
+    found = setup.serve(config).erasures[1]
     assert (found.status, found.method, found.fallback) == ("done", "not", True)
     assert "contributed was deleted" in found.reason
 
 
 def test_two_requests_that_name_the_same_sample(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
+    setup = make()
+    setup.serve(setup.config())
     for positions in ([0, 1], [1, 2]):
-        world.outbox(0).file(positions=positions)
-    assert [e.status for e in world.serve(world.config()).erasures] == ["done", "done"]
-    assert [e.status for e in world.outbox(0).entries()] == ["served", "served"]
-    world.serve(world.config(**LONG))
-    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+        setup.outbox(0).file(positions=positions)
+    assert [e.status for e in setup.serve(setup.config()).erasures] == ["done", "done"]
+    assert [e.status for e in setup.outbox(0).entries()] == ["served", "served"]
+    setup.serve(setup.config(**LONG))
+    events = [json.loads(line) for line in (setup.folder / "state" / "events.jsonl").read_text().splitlines()]
     counts = [e["examples"] for e in events if e["event"] == "reply" and e["client"] == 0]
     assert counts[-1] == counts[0] - 3, "three samples never train again"
 
 
 def test_clients_that_went_without_a_word_keep_nobody_from_being_forgotten(make: MakeWorld) -> None:
-    world = make()
-    config = world.config(method={"name": "retrain"}, **LONG)
-    world.serve(world.config(method={"name": "retrain"}))
+    setup = make()
+    config = setup.config(method={"name": "retrain"}, **LONG)
+    setup.serve(setup.config(method={"name": "retrain"}))
     for client in (2, 3, 4):
-        world.node_of(client).online = False
-    world.serve(config)
-    world.outbox(1).file()
-    assert seen(world.serve(config)) == [(1, "done", "retrain", False)]
+        setup.node_of(client).online = False
+    setup.serve(config)
+    setup.outbox(1).file()
+    assert seen(setup.serve(config)) == [(1, "done", "retrain", False)]
 
 
-def fails_to_forget(world: World, client: ClientId, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def fails_to_forget(setup: Setup, client: ClientId, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     """A client asks to be forgotten and goes silent, and the fallback breaks too."""
-    world.outbox(client).file()
-    world.node_of(client).spoil = gone
+    setup.outbox(client).file()
+    setup.node_of(client).spoil = gone
 
     def breaks(*_: object) -> None:
         raise InputError("it cannot.")
 
     with monkeypatch.context() as patch:
         patch.setattr(NoT, "unlearn", breaks)
-        return world.serve(world.config(deadline=60.0))
+        return setup.serve(setup.config(deadline=60.0))
 
 
 def test_a_request_that_no_method_could_serve_is_tried_again_when_it_is_filed_again(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make()
-    config = world.config(deadline=60.0)
-    before = world.serve(config).params
-    found = fails_to_forget(world, 1, monkeypatch)
+    setup = make()
+    config = setup.config(deadline=60.0)
+    before = setup.serve(config).params
+    found = fails_to_forget(setup, 1, monkeypatch)
     assert [e.status for e in found.erasures] == ["failed"]
     assert found.erased == {1}, "left out, and not forgotten"
     assert same(found.params, before)
-    world.outbox(1).file()
-    again = world.serve(config)
+    setup.outbox(1).file()
+    again = setup.serve(config)
     assert seen(again)[1] == (1, "done", "not", True)
     assert again.erased == {1}
     assert not same(again.params, before)
@@ -620,14 +620,14 @@ def test_a_request_that_no_method_could_serve_is_tried_again_when_it_is_filed_ag
 def test_samples_that_were_forgotten_do_not_stand_for_a_client_that_was_not(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make()
-    config = world.config(deadline=60.0)
-    world.serve(config)
-    world.outbox(0).file(positions=[0, 1])
-    before = world.serve(config).params
-    assert [e.status for e in fails_to_forget(world, 0, monkeypatch).erasures] == ["done", "failed"]
-    world.outbox(0).file()
-    again = world.serve(config)
+    setup = make()
+    config = setup.config(deadline=60.0)
+    setup.serve(config)
+    setup.outbox(0).file(positions=[0, 1])
+    before = setup.serve(config).params
+    assert [e.status for e in fails_to_forget(setup, 0, monkeypatch).erasures] == ["done", "failed"]
+    setup.outbox(0).file()
+    again = setup.serve(config)
     assert seen(again)[2] == (0, "done", "not", True)
     assert not same(again.params, before), "done means that something was done"
     assert again.erased == {0}
@@ -637,24 +637,24 @@ def test_samples_that_were_forgotten_do_not_stand_for_a_client_that_was_not(
 def test_a_request_for_samples_does_not_bring_a_client_back_that_was_left_out(
     also_whole: bool, make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make()
-    world.serve(world.config())
-    fails_to_forget(world, 0, monkeypatch)
-    world.node_of(0).spoil = lambda r: [r]
-    world.outbox(0).file(positions=[0])
+    setup = make()
+    setup.serve(setup.config())
+    fails_to_forget(setup, 0, monkeypatch)
+    setup.node_of(0).spoil = lambda r: [r]
+    setup.outbox(0).file(positions=[0])
     if also_whole:
-        world.outbox(0).file()
-    world.trained_by()
-    found = world.serve(world.config(**LONG))
+        setup.outbox(0).file()
+    setup.trained_by()
+    found = setup.serve(setup.config(**LONG))
     assert found.erased == {0}
     statuses = {e.kind: e.status for e in found.erasures[1:]}
     if also_whole:
         assert statuses == {"samples": "done", "client": "done"}, "whichever came first"
         return
     assert statuses == {"samples": "failed"}
-    (reason,) = [e.reason for e in world.outbox(0).entries() if e.kind == "samples"]
+    (reason,) = [e.reason for e in setup.outbox(0).entries() if e.kind == "samples"]
     assert "ask for that again" in reason
-    assert world.trained_by() == {1, 2, 3, 4}
+    assert setup.trained_by() == {1, 2, 3, 4}
 
 
 def asks_for_more(kind: str, count: int) -> Callable[[Message], list[Message]]:
@@ -671,48 +671,48 @@ def asks_for_more(kind: str, count: int) -> Callable[[Message], list[Message]]:
 
 
 def test_who_asks_without_end_does_not_keep_the_server_from_ending(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(1).file()
-    world.serve(world.config())
-    world.node_of(1).spoil = asks_for_more("client", 16)
-    assert len(world.serve(world.config()).erasures) == MOST_REQUESTS
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(1).file()
+    setup.serve(setup.config())
+    setup.node_of(1).spoil = asks_for_more("client", 16)
+    assert len(setup.serve(setup.config()).erasures) == MOST_REQUESTS
 
 
 def test_who_stays_and_asks_for_samples_without_end_keeps_nobody_from_training_or_ending(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MOST_BETWEEN_ROUNDS", 2)
-    world = make()
-    config = world.config(method={"name": "not"})
-    world.node_of(1).spoil = asks_for_more("samples", 1)
-    found = world.serve(config)
+    setup = make()
+    config = setup.config(method={"name": "not"})
+    setup.node_of(1).spoil = asks_for_more("samples", 1)
+    found = setup.serve(config)
     assert found.rounds == 2
     assert {e.status for e in found.erasures} == {"done"}
     assert 2 < len(found.erasures) <= 6, "at most two at the beginning and in each round"
-    assert len(world.serve(config).erasures) == len(found.erasures) + 2, "the next run takes more"
+    assert len(setup.serve(config).erasures) == len(found.erasures) + 2, "the next run takes more"
 
 
 def test_the_last_client_that_asks_without_end_does_not_keep_the_server_from_ending(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MOST_BETWEEN_ROUNDS", 3)
-    world = make()
-    config = world.config(min_nodes=1)
+    setup = make()
+    config = setup.config(min_nodes=1)
     for client in (1, 2, 3, 4):
-        world.node_of(client).online = False
-    world.serve(config)
-    world.node_of(0).spoil = asks_for_more("client", 1)
-    assert [e.status for e in world.serve(config).erasures] == ["failed"] * 3
+        setup.node_of(client).online = False
+    setup.serve(config)
+    setup.node_of(0).spoil = asks_for_more("client", 1)
+    assert [e.status for e in setup.serve(config).erasures] == ["failed"] * 3
 
 
 def test_a_client_with_more_requests_than_a_reply_may_carry_says_them_bit_by_bit_and_the_whole_first(
     make: MakeWorld,
 ) -> None:
-    world = make()
+    setup = make()
     for place in range(wire.MOST_PENDING + 1):
-        world.outbox(0).file(positions=[place])
-    found = world.serve(world.config())
+        setup.outbox(0).file(positions=[place])
+    found = setup.serve(setup.config())
     assert [e.status for e in found.erasures] == ["done"] * (wire.MOST_PENDING + 1)
     again = make("again")
     for place in range(wire.MOST_PENDING + 1):
@@ -722,132 +722,132 @@ def test_a_client_with_more_requests_than_a_reply_may_carry_says_them_bit_by_bit
 
 
 def test_a_server_back_after_the_deadline_waits_a_while_for_its_nodes(make: MakeWorld) -> None:
-    world = make()
-    config = world.config(deadline=300.0)
-    world.serve(config)
-    world.outbox(1).file()
+    setup = make()
+    config = setup.config(deadline=300.0)
+    setup.serve(config)
+    setup.outbox(1).file()
 
     def killed(_client: ClientId) -> None:
         raise Killed
 
-    at_task(world, "unlearn-0", killed)
+    at_task(setup, "unlearn-0", killed)
     with pytest.raises(Killed):
-        world.serve(config)
-    world.grid.before = lambda message: None
-    world.time.time += 10_000
-    all_nodes_are_away(world, 5)
-    assert seen(world.serve(config)) == [(1, "done", "fedquit", False)]
+        setup.serve(config)
+    setup.grid.before = lambda message: None
+    setup.time.time += 10_000
+    all_nodes_are_away(setup, 5)
+    assert seen(setup.serve(config)) == [(1, "done", "fedquit", False)]
 
 
 @pytest.mark.parametrize("fallback", [False, True])
 def test_an_unlearning_round_waits_for_the_nodes_that_remain(fallback: bool, make: MakeWorld) -> None:
-    world = make()
+    setup = make()
     settings: dict[str, Any] = {"fallback": "retrain"} if fallback else {"method": {"name": "retrain"}}
-    config = world.config(deadline=60.0, **settings)
-    world.serve(config)
-    world.outbox(1).file()
-    world.node_of(1).spoil = gone
-    at_task(world, "unlearn-0-fallback" if fallback else "unlearn-0", lambda _: _stop_the_server())
+    config = setup.config(deadline=60.0, **settings)
+    setup.serve(config)
+    setup.outbox(1).file()
+    setup.node_of(1).spoil = gone
+    at_task(setup, "unlearn-0-fallback" if fallback else "unlearn-0", lambda _: _stop_the_server())
     with pytest.raises(Killed):
-        world.serve(config)
-    world.grid.before = lambda message: None
-    all_nodes_are_away(world, 50)
-    assert seen(world.serve(config)) == [(1, "done", "retrain", fallback)]
+        setup.serve(config)
+    setup.grid.before = lambda message: None
+    all_nodes_are_away(setup, 50)
+    assert seen(setup.serve(config)) == [(1, "done", "retrain", fallback)]
     missing = "the round needs 1 nodes that may take part; after 0 s still missing: client 0 (hospital-0), client 2"
-    assert any(missing in line for line in lines(world.folder)), "who leaves is not waited for"
+    assert any(missing in line for line in lines(setup.folder)), "who leaves is not waited for"
 
 
 def test_an_unlearning_round_to_which_nobody_comes_stops_and_is_gone_on_with_later(make: MakeWorld) -> None:
-    world = make()
-    config = world.config(method={"name": "retrain"}, wait=100.0)
-    world.serve(config)
-    Inbox(world.folder / "state").file("hospital-1")
+    setup = make()
+    config = setup.config(method={"name": "retrain"}, wait=100.0)
+    setup.serve(config)
+    Inbox(setup.folder / "state").file("hospital-1")
     for client in (0, 2, 3, 4):
-        world.node_of(client).online = False
+        setup.node_of(client).online = False
     with pytest.raises(NodesMissing, match=r"missing: client 0 \(hospital-0\), client 2"):
-        world.serve(config)
-    world.node_of(4).online = True
-    assert seen(world.serve(config)) == [(1, "done", "retrain", False)]
+        setup.serve(config)
+    setup.node_of(4).online = True
+    assert seen(setup.serve(config)) == [(1, "done", "retrain", False)]
 
 
 @pytest.mark.parametrize("file", ["ledger.json", "clients.json"])
 def test_books_that_are_damaged_or_gone_are_not_begun_anew(file: str, make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    path = world.folder / "state" / file
+    setup = make()
+    setup.serve(setup.config())
+    path = setup.folder / "state" / file
     path.write_text("{")
     with pytest.raises(StoreError, match=r"restore it from a backup. Do not delete it"):
-        world.serve(world.config())
+        setup.serve(setup.config())
     if file == "ledger.json":
         path.unlink()
         with pytest.raises(StoreError, match=r"has clients but no ledger.json"):
-            world.serve(world.config())
+            setup.serve(setup.config())
 
 
 def test_recovery_ends_once_the_accuracy_is_there(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(1).file()
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(1).file()
     accuracies = iter([10.0, 20.0, 30.0, 60.0, *[61.0] * 9])
-    found = world.serve(world.config(recover_rounds=9, recover_until=60.0), evaluate=lambda params: next(accuracies))
-    events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+    found = setup.serve(setup.config(recover_rounds=9, recover_until=60.0), evaluate=lambda params: next(accuracies))
+    events = [json.loads(line) for line in (setup.folder / "state" / "events.jsonl").read_text().splitlines()]
     assert {e["round"] for e in events if e.get("phase") == "recover-0"} == {0}
     assert found.erasures[0].accuracy == {"before": 10.0, "unlearned": 20.0, "recovered": 61.0}
 
 
 def test_what_a_leaving_client_has_answered_is_kept_though_it_is_gone_when_the_server_is_back(make: MakeWorld) -> None:
-    world, plain = make(), make("plain")
-    for w in (world, plain):
+    setup, plain = make(), make("plain")
+    for w in (setup, plain):
         w.serve(w.config())
         for client in (1, 3):
             w.outbox(client).file()
 
     def killed(client: ClientId) -> None:
-        world.node_of(3).deaf = True
+        setup.node_of(3).deaf = True
 
-    at_task(world, "unlearn-0", killed)
+    at_task(setup, "unlearn-0", killed)
 
     def die(_now: float) -> None:
         raise Killed
 
-    world.time.wakes.append(die)
+    setup.time.wakes.append(die)
     with pytest.raises(Killed):
-        world.serve(world.config())
-    world.time.wakes.clear()
-    world.grid.before = lambda message: None
-    world.node_of(1).online = False
-    world.node_of(3).deaf = False
-    found = world.serve(world.config())
+        setup.serve(setup.config())
+    setup.time.wakes.clear()
+    setup.grid.before = lambda message: None
+    setup.node_of(1).online = False
+    setup.node_of(3).deaf = False
+    found = setup.serve(setup.config())
     assert seen(found) == [(1, "done", "fedquit", False), (3, "done", "fedquit", False)]
     assert same(found.params, plain.serve(plain.config()).params)
 
 
 def test_a_state_folder_belongs_to_one_seed_and_one_network(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
+    setup = make()
+    setup.serve(setup.config())
     with pytest.raises(StoreError, match="another network and seed"):
-        world.serve(world.config(seed=1))
+        setup.serve(setup.config(seed=1))
 
 
 def test_a_client_keeps_no_more_at_home_than_a_round_that_is_repeated_may_need(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config(method={"name": "pga"}, train={"rounds": 6, "batch_size": 8}))
-    kept = [p.name for p in (world.home(1) / "memory").rglob("*.safetensors")]
+    setup = make()
+    setup.serve(setup.config(method={"name": "pga"}, train={"rounds": 6, "batch_size": 8}))
+    kept = [p.name for p in (setup.home(1) / "memory").rglob("*.safetensors")]
     assert len(kept) == 2, "what the last round left, and what it found"
 
 
 def test_a_home_is_of_one_client_and_asks_once(make: MakeWorld) -> None:
-    world = make()
-    world.outbox(1).file(positions=[1])
-    world.outbox(1).file()
+    setup = make()
+    setup.outbox(1).file(positions=[1])
+    setup.outbox(1).file()
     with pytest.raises(RequestError, match="asked to be forgotten already"):
-        world.outbox(1).file()
+        setup.outbox(1).file()
     with pytest.raises(RequestError, match="not both"):
-        world.outbox(2).file(positions=[1], fraction=0.5)
+        setup.outbox(2).file(positions=[1], fraction=0.5)
     with pytest.raises(RequestError, match="between 0 and 1"):
-        world.outbox(2).file(fraction=1.5)
+        setup.outbox(2).file(fraction=1.5)
     with pytest.raises(RequestError, match="each named once"):
-        world.outbox(2).file(positions=[1, 1])
+        setup.outbox(2).file(positions=[1, 1])
 
 
 class Killed(BaseException):
@@ -871,33 +871,33 @@ def armed(monkeypatch: pytest.MonkeyPatch, point: int, moment: str, writes: list
 
 
 def killed_everywhere(make: MakeWorld, monkeypatch: pytest.MonkeyPatch, every: int = 1, **settings: Any) -> list[Path]:
-    def lived(name: str, point: int, moment: str) -> tuple[World, Outcome, list[Path]]:
+    def lived(name: str, point: int, moment: str) -> tuple[Setup, Outcome, list[Path]]:
         """One round, then a request, then another round: what was stopped is started again."""
-        world = make(name)
+        setup = make(name)
         writes = list[Path]()
         with monkeypatch.context() as patch:
             armed(patch, point, moment, writes)
             for rounds in (1, 2):
-                if rounds == 2 and not world.outbox(1).entries():
-                    files_once(world, 1)(1)
+                if rounds == 2 and not setup.outbox(1).entries():
+                    files_once(setup, 1)(1)
                 train = {"rounds": rounds, "batch_size": 8, "lr": 0.1}
-                config = world.config(recover_rounds=1, train=train, **settings)
+                config = setup.config(recover_rounds=1, train=train, **settings)
                 try:
-                    outcome = world.serve(config)
+                    outcome = setup.serve(config)
                 except Killed:
-                    outcome = world.serve(config)
-        return world, outcome, writes
+                    outcome = setup.serve(config)
+        return setup, outcome, writes
 
     _, expected, writes = lived("straight", 0, "never")
     for point in range(1, len(writes) + 1, every):
         moment = ("before", "after")[point % 2]
         where = f"{moment} write {point}, {writes[point - 1].name}"
-        world, found, _ = lived(f"killed-{point}", point, moment)
+        setup, found, _ = lived(f"killed-{point}", point, moment)
         assert same(found.params, expected.params), where
         assert seen(found) == seen(expected), where
         assert found.erased == expected.erased, where
-        assert [e.status for e in world.outbox(1).entries()] == ["served"], where
-        events = [json.loads(line) for line in (world.folder / "state" / "events.jsonl").read_text().splitlines()]
+        assert [e.status for e in setup.outbox(1).entries()] == ["served"], where
+        events = [json.loads(line) for line in (setup.folder / "state" / "events.jsonl").read_text().splitlines()]
         at = [(e["round"], e["question"], e["client"]) for e in events if e.get("phase") == "unlearn-0"]
         assert len(at) == len(set(at)), f"{where}: asked again though the answer was on disk"
         after = [e for e in events if e["event"] == "reply" and e["phase"] in ("recover-0", "train-1")]
@@ -909,8 +909,8 @@ def killed_everywhere(make: MakeWorld, monkeypatch: pytest.MonkeyPatch, every: i
 def few(toy_data: FederatedData, toy_model: FunctionalModel, tmp_path: Path) -> MakeWorld:
     small = dataclasses.replace(toy_data, train={c: toy_data.train[c][:8] for c in (0, 1, 2)})
 
-    def made(name: str = "world", **options: Any) -> World:
-        return World(small, toy_model, tmp_path / name, **options)
+    def made(name: str = "world", **options: Any) -> Setup:
+        return Setup(small, toy_model, tmp_path / name, **options)
 
     return made
 

@@ -20,7 +20,7 @@ from fedquit.data.federated import FederatedData
 from fedquit.flower import wire
 from fedquit.flower.grid_engine import TRIES, NodesMissing, TooFewReplies
 from fedquit.models import FunctionalModel
-from flower.grid_world import MakeWorld, Spoil, World, lines
+from flower.grid_world import MakeWorld, Setup, Spoil, lines
 
 pytestmark = pytest.mark.flower
 
@@ -32,9 +32,9 @@ def without_two(
     toy_data: FederatedData, toy_model: FunctionalModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Params:
     """The model after one round in which client 2 has given no answer at all."""
-    world = World(toy_data, toy_model, tmp_path_factory.mktemp("without"))
-    world.node_of(2).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
-    return world.serve(world.config(**ONE_ROUND)).params
+    setup = Setup(toy_data, toy_model, tmp_path_factory.mktemp("without"))
+    setup.node_of(2).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
+    return setup.serve(setup.config(**ONE_ROUND)).params
 
 
 def changed(how: Callable[[Params], Params]) -> Spoil:
@@ -180,10 +180,10 @@ def test_a_reply_that_is_not_what_was_asked_is_refused_and_the_round_goes_on(
     fault: str, make: MakeWorld, without_two: Params
 ) -> None:
     spoil, sentence = REFUSALS[fault]
-    world = make()
-    world.node_of(2).spoil = spoil
-    found = world.serve(world.config(**ONE_ROUND))
-    said = [line for line in lines(world.folder) if sentence in line]
+    setup = make()
+    setup.node_of(2).spoil = spoil
+    found = setup.serve(setup.config(**ONE_ROUND))
+    said = [line for line in lines(setup.folder) if sentence in line]
     assert len(said) == 1
     assert said[0].startswith("no reply of client 2 (hospital-2) in round 1 of phase 'train': ")
     for n, p in without_two.items():
@@ -191,10 +191,10 @@ def test_a_reply_that_is_not_what_was_asked_is_refused_and_the_round_goes_on(
 
 
 def test_a_second_reply_to_one_question_is_ignored(make: MakeWorld) -> None:
-    world, plain = make(), make("plain")
-    world.node_of(2).spoil = lambda reply: [reply, *changed(lambda p: {n: t + 1 for n, t in p.items()})(copied(reply))]
-    found, expected = world.serve(world.config()), plain.serve(plain.config())
-    assert any("ignored a second reply" in line for line in lines(world.folder))
+    setup, plain = make(), make("plain")
+    setup.node_of(2).spoil = lambda reply: [reply, *changed(lambda p: {n: t + 1 for n, t in p.items()})(copied(reply))]
+    found, expected = setup.serve(setup.config()), plain.serve(plain.config())
+    assert any("ignored a second reply" in line for line in lines(setup.folder))
     assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
 
 
@@ -206,7 +206,7 @@ def copied(reply: Message) -> Message:
 
 
 def test_a_late_reply_is_ignored(make: MakeWorld) -> None:
-    world, without = make(), make("without")
+    setup, without = make(), make("without")
     held: list[Message] = []
 
     def late(reply: Message) -> list[Message]:
@@ -215,65 +215,65 @@ def test_a_late_reply_is_ignored(make: MakeWorld) -> None:
         held.append(reply)
         return held[-2:-1]  # the answer to the last round, which nobody waits for any more
 
-    world.node_of(2).spoil = late
+    setup.node_of(2).spoil = late
     without.node_of(2).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
-    found, expected = world.serve(world.config()), without.serve(without.config())
-    assert any("ignored a reply to no question of this round" in line for line in lines(world.folder))
+    found, expected = setup.serve(setup.config()), without.serve(without.config())
+    assert any("ignored a reply to no question of this round" in line for line in lines(setup.folder))
     assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
 
 
 def test_a_reply_that_claims_to_answer_somebody_elses_question_answers_none(make: MakeWorld) -> None:
-    world, without = make(), make("without")
+    setup, without = make(), make("without")
     asked: dict[int, str] = {}
-    world.grid.before = lambda m: asked.update({m.metadata.dst_node_id: m.metadata.message_id})
+    setup.grid.before = lambda m: asked.update({m.metadata.dst_node_id: m.metadata.message_id})
 
     def usurping(reply: Message) -> list[Message]:
-        if reply.metadata.message_type.startswith("train") and world.node_of(1).id in asked:
-            reply.metadata.__dict__["_reply_to_message_id"] = asked[world.node_of(1).id]
+        if reply.metadata.message_type.startswith("train") and setup.node_of(1).id in asked:
+            reply.metadata.__dict__["_reply_to_message_id"] = asked[setup.node_of(1).id]
         return [reply]
 
-    world.node_of(2).spoil = usurping
+    setup.node_of(2).spoil = usurping
     without.node_of(2).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
-    found, expected = world.serve(world.config()), without.serve(without.config())
-    assert any(line.startswith("ignored a") for line in lines(world.folder))
+    found, expected = setup.serve(setup.config()), without.serve(without.config())
+    assert any(line.startswith("ignored a") for line in lines(setup.folder))
     assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
 
 
 def test_a_superlink_that_has_gone_is_no_fault_of_the_replies(make: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = make()
+    setup = make()
 
     def gone(*_: object) -> list[Message]:
         raise ConnectionError("gone")
 
     def leave(message: Message) -> None:
-        monkeypatch.setattr(world.grid, "pull_messages", gone)
-        monkeypatch.setattr(world.grid, "get_nodes", gone)
+        monkeypatch.setattr(setup.grid, "pull_messages", gone)
+        monkeypatch.setattr(setup.grid, "get_nodes", gone)
 
-    world.grid.before = leave
+    setup.grid.before = leave
     with pytest.raises(ConnectionError, match="gone"):
-        world.serve(world.config())
+        setup.serve(setup.config())
 
 
 def test_an_error_is_logged_with_its_reason_and_the_round_goes_on(make: MakeWorld) -> None:
-    world = make()
-    world.grid.before = lambda m: _stop(world, m)
-    found = world.serve(world.config())
+    setup = make()
+    setup.grid.before = lambda m: _stop(setup, m)
+    found = setup.serve(setup.config())
     assert found.rounds == 2
-    assert any("client 3 (hospital-3)" in line and "error 5: Node Unavailable" in line for line in lines(world.folder))
+    assert any("client 3 (hospital-3)" in line and "error 5: Node Unavailable" in line for line in lines(setup.folder))
 
 
-def _stop(world: World, message: Message) -> None:
+def _stop(setup: Setup, message: Message) -> None:
     if message.metadata.message_type.startswith("train"):
-        world.node_of(3).online = False
+        setup.node_of(3).online = False
 
 
 def test_too_few_replies_repeat_the_round_and_then_stop_with_a_sentence(make: MakeWorld) -> None:
-    world = make()
+    setup = make()
     for client in (0, 1, 2):
-        world.node_of(client).spoil = with_first(lambda t: t * float("nan"))
+        setup.node_of(client).spoil = with_first(lambda t: t * float("nan"))
     with pytest.raises(TooFewReplies, match=r"2 of 5 clients answered in round 1 of phase 'train', and 3 are needed"):
-        world.serve(world.config())
-    assert sum("the round is repeated" in line for line in lines(world.folder)) == 2
+        setup.serve(setup.config())
+    assert sum("the round is repeated" in line for line in lines(setup.folder)) == 2
     again = make("again")
     for client in (0, 1, 2):
         again.node_of(client).spoil = with_first(lambda t: t * float("nan"))
@@ -281,9 +281,9 @@ def test_too_few_replies_repeat_the_round_and_then_stop_with_a_sentence(make: Ma
 
 
 def test_a_recovery_round_with_too_few_replies_is_not_repeated_for_ever(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(1).file()
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(1).file()
     phases: list[str] = []
 
     def before(message: Message) -> None:
@@ -291,12 +291,12 @@ def test_a_recovery_round_with_too_few_replies_is_not_repeated_for_ever(make: Ma
             phases.append(json.loads(str(message.content.config_records[wire.ASK]["words"]))["address"]["phase"])
         if phases and phases[-1] == "recover-0":
             for client in (0, 2, 3):
-                world.node_of(client).spoil = with_first(lambda t: t * float("nan"))
+                setup.node_of(client).spoil = with_first(lambda t: t * float("nan"))
         assert len(phases) < 100, "there is no end"
 
-    world.grid.before = before
+    setup.grid.before = before
     with pytest.raises(TooFewReplies, match=r"1 of 4 clients answered in round 1 of phase 'recover-0'"):
-        world.serve(world.config())
+        setup.serve(setup.config())
     assert phases.count("recover-0") == 3 * 4, "tried three times"
 
 
@@ -307,17 +307,17 @@ ONE_BY_ONE: dict[str, Any] = {"train": {"rounds": 4, "batch_size": 8, "lr": 0.1,
 def test_a_cohort_without_examples_is_drawn_again_without_those_that_have_none(
     unlearning: bool, make: MakeWorld
 ) -> None:
-    world = make()
-    config = world.config(**ONE_BY_ONE, method={"name": "retrain"})
+    setup = make()
+    config = setup.config(**ONE_BY_ONE, method={"name": "retrain"})
     if unlearning:
-        world.serve(config)
-        world.outbox(1).file()
+        setup.serve(config)
+        setup.outbox(1).file()
     for client in (0, 2):
-        world.node_of(client).spoil = reworded(examples=0)
-    found = world.serve(config)
+        setup.node_of(client).spoil = reworded(examples=0)
+    found = setup.serve(config)
     assert found.rounds == 4
     assert [(e.status, e.method, e.fallback) for e in found.erasures] == [("done", "retrain", False)] * unlearning
-    repeated = [line for line in lines(world.folder) if "the round is repeated" in line]
+    repeated = [line for line in lines(setup.folder) if "the round is repeated" in line]
     assert 1 <= len(repeated) <= 2, "once for each"
     assert all("no client that was asked has any data" in line for line in repeated)
 
@@ -335,50 +335,50 @@ def said_of_itself(**changes: Any) -> Spoil:
 
 
 def test_a_client_without_examples_counts_as_a_node_and_is_asked_for_nothing(make: MakeWorld) -> None:
-    world = make()
-    world.node_of(2).spoil = said_of_itself(examples=0)
-    assert world.serve(world.config(min_nodes=5)).rounds == 2
-    assert world.trained_by() == {0, 1, 3, 4}
+    setup = make()
+    setup.node_of(2).spoil = said_of_itself(examples=0)
+    assert setup.serve(setup.config(min_nodes=5)).rounds == 2
+    assert setup.trained_by() == {0, 1, 3, 4}
 
 
 def test_a_federation_without_any_example_waits_speaks_and_gives_up(make: MakeWorld) -> None:
-    world = make()
-    for node in world.grid.nodes.values():
+    setup = make()
+    for node in setup.grid.nodes.values():
         node.spoil = said_of_itself(examples=0)
     with pytest.raises(NodesMissing, match="still missing: one that has examples"):
-        world.serve(world.config(wait=100.0))
+        setup.serve(setup.config(wait=100.0))
 
 
 def test_a_leaving_client_that_claims_to_have_no_examples_is_forgotten_by_the_fallback(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(1).file()
-    world.node_of(1).spoil = reworded(examples=0)
-    (found,) = world.serve(world.config()).erasures
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(1).file()
+    setup.node_of(1).spoil = reworded(examples=0)
+    (found,) = setup.serve(setup.config()).erasures
     assert (found.status, found.method, found.fallback) == ("done", "not", True)
     assert "no client that was asked has any data" in found.reason
 
 
 def test_a_round_without_enough_nodes_waits_speaks_and_gives_up(make: MakeWorld) -> None:
-    world = make()
+    setup = make()
     for client in (1, 2, 3, 4):
-        world.node_of(client).online = False
+        setup.node_of(client).online = False
     with pytest.raises(NodesMissing, match=r"needs 3 nodes .* missing: 2 nodes that have never been here"):
-        world.serve(world.config(min_nodes=3, wait=100.0))
-    said = [line for line in lines(world.folder) if line.startswith("waiting up to 100 s: ")]
+        setup.serve(setup.config(min_nodes=3, wait=100.0))
+    said = [line for line in lines(setup.folder) if line.startswith("waiting up to 100 s: ")]
     assert len(said) == 4, "at once, and then about every half minute"
-    assert 1e9 + 100 <= world.time.time < 1e9 + 110
+    assert 1e9 + 100 <= setup.time.time < 1e9 + 110
 
 
 def test_a_node_that_comes_late_is_waited_for_and_named_while_it_is_away(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config(train={"rounds": 1, "batch_size": 8}))
+    setup = make()
+    setup.serve(setup.config(train={"rounds": 1, "batch_size": 8}))
     for client in (3, 4):
-        world.node_of(client).online = False
-    back = world.time.time + 50
-    world.time.wakes.append(lambda now: setattr(world.node_of(3), "online", now > back))
-    assert world.serve(world.config(train={"rounds": 2, "batch_size": 8}, min_nodes=4)).rounds == 2
-    assert any("missing: client 3 (hospital-3), client 4 (hospital-4)" in line for line in lines(world.folder))
+        setup.node_of(client).online = False
+    back = setup.time.time + 50
+    setup.time.wakes.append(lambda now: setattr(setup.node_of(3), "online", now > back))
+    assert setup.serve(setup.config(train={"rounds": 2, "batch_size": 8}, min_nodes=4)).rounds == 2
+    assert any("missing: client 3 (hospital-3), client 4 (hospital-4)" in line for line in lines(setup.folder))
 
 
 @pytest.mark.parametrize(
@@ -392,29 +392,29 @@ def test_a_node_that_comes_late_is_waited_for_and_named_while_it_is_away(make: M
 def test_a_node_that_says_nonsense_about_itself_is_left_out_and_stops_nobody(
     words: dict[str, Any], sentence: str, make: MakeWorld
 ) -> None:
-    world = make()
-    world.node_of(4).spoil = said_of_itself(**words)
-    assert world.serve(world.config()).rounds == 2
-    assert "train.fedquit" not in world.node_of(4).asked
-    said = [line for line in lines(world.folder) if sentence in line]
+    setup = make()
+    setup.node_of(4).spoil = said_of_itself(**words)
+    assert setup.serve(setup.config()).rounds == 2
+    assert "train.fedquit" not in setup.node_of(4).asked
+    said = [line for line in lines(setup.folder) if sentence in line]
     assert 1 <= len(said) <= 2
     assert len(said[0]) < 700
 
 
 @pytest.mark.parametrize("nonce", ["0" * 32, None])
 def test_who_has_not_been_asked_cannot_say_who_a_node_is(nonce: str | None, make: MakeWorld) -> None:
-    world = make()
-    world.outbox(4).file()
-    world.node_of(4).spoil = forged(nonce, "query")
-    assert world.serve(world.config()).erasures == ()
-    assert "train.fedquit" not in world.node_of(4).asked
-    assert any("did not say who it is: it lacks the nonce" in line for line in lines(world.folder))
+    setup = make()
+    setup.outbox(4).file()
+    setup.node_of(4).spoil = forged(nonce, "query")
+    assert setup.serve(setup.config()).erasures == ()
+    assert "train.fedquit" not in setup.node_of(4).asked
+    assert any("did not say who it is: it lacks the nonce" in line for line in lines(setup.folder))
 
 
 def test_a_forged_refusal_does_not_count_against_the_client_that_leaves(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    world.outbox(1).file()
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(1).file()
     tries = iter(range(100))
 
     def refused(reply: Message) -> list[Message]:
@@ -422,24 +422,24 @@ def test_a_forged_refusal_does_not_count_against_the_client_that_leaves(make: Ma
             reply.content = wire.refusal_to_records("no")
         return [reply]
 
-    world.node_of(1).spoil = refused
-    (entry,) = world.serve(world.config()).erasures
+    setup.node_of(1).spoil = refused
+    (entry,) = setup.serve(setup.config()).erasures
     assert (entry.status, entry.method, next(tries)) == ("done", "fedquit", TRIES + 1)
 
 
 def test_every_question_has_a_nonce_of_its_own(make: MakeWorld) -> None:
-    world, nonces = make(), list[object]()
-    world.grid.before = lambda m: nonces.extend(r[wire.NONCE] for r in m.content.config_records.values())
-    world.serve(world.config())
-    assert len(set(nonces)) == len(nonces) == len(world.grid.log)
+    setup, nonces = make(), list[object]()
+    setup.grid.before = lambda m: nonces.extend(r[wire.NONCE] for r in m.content.config_records.values())
+    setup.serve(setup.config())
+    assert len(set(nonces)) == len(nonces) == len(setup.grid.log)
     assert all(len(str(n)) == 32 for n in nonces)
 
 
 def test_a_node_without_fedquit_is_left_out(make: MakeWorld) -> None:
     from flwr.clientapp import ClientApp
 
-    world = make()
-    world.node_of(4).app = ClientApp()
-    assert world.serve(world.config()).rounds == 2
-    assert "train.fedquit" not in world.node_of(4).asked
-    assert any("did not say who it is" in line for line in lines(world.folder))
+    setup = make()
+    setup.node_of(4).app = ClientApp()
+    assert setup.serve(setup.config()).rounds == 2
+    assert "train.fedquit" not in setup.node_of(4).asked
+    assert any("did not say who it is" in line for line in lines(setup.folder))

@@ -97,14 +97,14 @@ def test_without_a_database_there_is_nothing_to_wipe(tmp_path: Path) -> None:
 
 
 def test_a_request_is_done_when_nothing_of_it_is_left_in_flowers_database(make: MakeWorld) -> None:
-    world = make()
-    world.serve(world.config())
-    folder = world.folder / "state" / "flower"
+    setup = make()
+    setup.serve(setup.config())
+    folder = setup.folder / "state" / "flower"
     Store(folder).put_and_delete(SECRET)
-    world.serve(world.config())
+    setup.serve(setup.config())
     assert on_disk(folder, SECRET), "nobody has asked"
-    world.outbox(1).file()
-    (entry,) = world.serve(world.config()).erasures
+    setup.outbox(1).file()
+    (entry,) = setup.serve(setup.config()).erasures
     assert entry.status == "done"
     assert not on_disk(folder, SECRET)
 

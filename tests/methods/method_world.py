@@ -35,8 +35,8 @@ from fedquit.core import (
 from fedquit.core.fedavg import Learn
 from fedquit.engine import Examples, sequential
 from fedquit.running.session import Session
-from fedquit.running.setup import World
-from fedquit.running.store import Kept
+from fedquit.running.setup import Setup
+from fedquit.running.store import Memories
 from fedquit.running.training_cache import Silent, train
 
 
@@ -182,13 +182,13 @@ def column(*values: float) -> Tensor:
     return numbers(*values).unsqueeze(-1)
 
 
-def served(world: World, where: Path, request: Request) -> tuple[Session, State, Trained]:
+def served(setup: Setup, where: Path, request: Request) -> tuple[Session, State, Trained]:
     """Train a recipe's federation and stand at the beginning of the unlearning phase."""
-    name, method = world.recipe.method_name, world.method
-    marked = world.data.mark(request)
-    data = marked if method.knows_request else world.data
-    original = train(world, data, where / "cache", reporter=Silent(), attached={name: method}, request=request)
-    kept = Kept.open(where / "unlearning", original.kept)
-    session = Session(world.engine(marked, kept.clients), world.recipe.seed, marked.clients, memories=kept.own)
+    name, method = setup.recipe.method_name, setup.method
+    marked = setup.data.mark(request)
+    data = marked if method.knows_request else setup.data
+    original = train(setup, data, where / "cache", reporter=Silent(), attached={name: method}, request=request)
+    kept = Memories.open(where / "unlearning", original.kept)
+    session = Session(setup.engine(marked, kept.clients), setup.recipe.seed, marked.clients, memories=kept.own)
     session.enter("unlearn-0", 0)
     return session, original.progress.state.fresh(), dataclasses.replace(original.trained, memory=kept.of(name))

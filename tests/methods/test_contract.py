@@ -19,8 +19,8 @@ from fedquit.errors import RequestError
 from fedquit.methods import METHODS
 from fedquit.running.recipe import build
 from fedquit.running.session import Session
-from fedquit.running.setup import World, open_world
-from fedquit.running.store import Kept
+from fedquit.running.setup import Setup, build_setup
+from fedquit.running.store import Memories
 from fedquit.running.training_cache import Silent, train
 from worlds import tiny
 
@@ -82,7 +82,7 @@ class Guarded:
 class Stage:
     """Everything that a method finds when a request comes in."""
 
-    world: World
+    setup: Setup
     method: Method
     request: Request
     fed: Guarded
@@ -91,24 +91,24 @@ class Stage:
     trained: Trained
 
 
-def marked(world: World, request: Request) -> FederatedData:
+def marked(setup: Setup, request: Request) -> FederatedData:
     if not request.samples:
-        return world.data.mark(request)
-    return world.data.mark(request, {c: world.data.train[c][:5] for c in request.clients})
+        return setup.data.mark(request)
+    return setup.data.mark(request, {c: setup.data.train[c][:5] for c in request.clients})
 
 
 def staged(name: str, request: Request, where: Path, preset: str = "") -> Stage:
-    world = open_world(tiny(method={"name": name, **({"preset": preset} if preset else {})}, train={"rounds": 4}))
-    data = marked(world, request)
-    before = data if world.method.knows_request else world.data
-    attached = {name: world.method}
-    found = train(world, before, where / "cache", reporter=Silent(), attached=attached, request=request)
-    kept = Kept.open(where / "unlearning", found.kept)
-    session = Session(world.engine(data, kept.clients), 0, data.clients, memories=kept.own)
+    setup = build_setup(tiny(method={"name": name, **({"preset": preset} if preset else {})}, train={"rounds": 4}))
+    data = marked(setup, request)
+    before = data if setup.method.knows_request else setup.data
+    attached = {name: setup.method}
+    found = train(setup, before, where / "cache", reporter=Silent(), attached=attached, request=request)
+    kept = Memories.open(where / "unlearning", found.kept)
+    session = Session(setup.engine(data, kept.clients), 0, data.clients, memories=kept.own)
     session.enter("unlearn-0", 0)
     trained = dataclasses.replace(found.trained, memory=kept.of(name))
     guarded = Guarded(session, request)
-    return Stage(world, world.method, request, guarded, session, found.progress.state.fresh(), trained)
+    return Stage(setup, setup.method, request, guarded, session, found.progress.state.fresh(), trained)
 
 
 def unlearned(stage: Stage) -> list[State]:
@@ -156,7 +156,7 @@ def test_a_method_reads_only_what_it_may_and_leaves_its_input_alone(
     stage.session.enter("recover-0", 0)
     recovered = stage.method.recover(stage.fed, last.fresh(), stage.trained, request)
     assert recovered.round == 1
-    assert {c for phase, c, _ in stage.fed.asked if phase == "recover"} == set(request.stay(stage.world.data.clients))
+    assert {c for phase, c, _ in stage.fed.asked if phase == "recover"} == set(request.stay(stage.setup.data.clients))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -20,7 +20,7 @@ from fedquit.methods.fedau import FedAU, LearnBoth, SendHead, TrainHead, head_na
 from fedquit.models import FunctionalModel
 from fedquit.running.runner import run
 from fedquit.running.session import Session
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from methods.method_world import (
     LOCAL,
     BodyAndHead,
@@ -309,15 +309,15 @@ def test_without_an_auxiliary_head_at_home_a_client_says_so() -> None:
 
 
 def test_a_whole_run_with_the_authors_preset_mixes_in_the_head_from_home(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "fedau", "preset": "authors"}))
-    session, state, what = served(world, tmp_path, Request((1,)))
+    setup = build_setup(tiny(method={"name": "fedau", "preset": "authors"}))
+    session, state, what = served(setup, tmp_path, Request((1,)))
     homes = session.engine.homes  # type: ignore[attr-defined]
     assert list(homes) == ["1/auxiliary"]
-    unlearned = world.method.unlearn(session, state, what, Request((1,)))
+    unlearned = setup.method.unlearn(session, state, what, Request((1,)))
     own = {n: state.params[n] for n in ("head.weight", "head.bias")}
     close({n: unlearned.params[n] for n in own}, mix(homes["1/auxiliary"], own, 0.9))
     assert torch.equal(unlearned.params["body.weight"], state.params["body.weight"])
-    rows = {r["phase"]: r for r in run(world.recipe, tmp_path / "a")["rows"]}
+    rows = {r["phase"]: r for r in run(setup.recipe, tmp_path / "a")["rows"]}
     assert rows["unlearned"]["client_epochs"] == 0
     assert rows["unlearned"]["up_bytes"] == (8 * 3 + 3) * 8, "only the head travels up"
     assert rows["unlearned"]["client_storage_bytes"] == (8 * 3 + 3) * 8

@@ -14,7 +14,7 @@ from fedquit.core.params import nbytes
 from fedquit.errors import RequestError, StoreError
 from fedquit.methods.federaser import FedEraser, calibrated, calibrated_by_tensor
 from fedquit.running.runner import run
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from fedquit.running.training_cache import require_disk
 from methods.method_world import Question, Scripted, close, moves, numbers, same, trained, vec
 from worlds import tiny
@@ -203,34 +203,34 @@ def test_the_history_of_the_paper_s_setting_is_ninety_gigabytes() -> None:
 
 
 def test_what_is_kept_is_what_was_announced(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "federaser", "interval": 2}))
-    rows = run(world.recipe, tmp_path / "a")["rows"]
-    announced = world.method.history_bytes(world.training, 4, nbytes(world.initial))
+    setup = build_setup(tiny(method={"name": "federaser", "interval": 2}))
+    rows = run(setup.recipe, tmp_path / "a")["rows"]
+    announced = setup.method.history_bytes(setup.training, 4, nbytes(setup.initial))
     stored = next(r for r in rows if r["phase"] == "unlearned")["server_storage_bytes"]
-    assert stored == announced + nbytes(world.initial), "and the global model"
+    assert stored == announced + nbytes(setup.initial), "and the global model"
 
 
 def test_a_history_that_does_not_fit_on_the_disk_is_refused_with_the_bytes_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = open_world(tiny(method={"name": "federaser"}))
-    needed = 3 * 4 * nbytes(world.initial)
+    setup = build_setup(tiny(method={"name": "federaser"}))
+    needed = 3 * 4 * nbytes(setup.initial)
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _where, free=free: SimpleNamespace(free=free))
         if fits:
-            require_disk(world, tmp_path, {"federaser": world.method})
+            require_disk(setup, tmp_path, {"federaser": setup.method})
             continue
         with pytest.raises(StoreError, match=f"keep a history of {needed:,} bytes under .* where {free:,} are free"):
-            require_disk(world, tmp_path, {"federaser": world.method})
+            require_disk(setup, tmp_path, {"federaser": setup.method})
         with pytest.raises(StoreError, match=f"{needed:,} bytes"):
-            run(world.recipe, tmp_path / "a")
+            run(setup.recipe, tmp_path / "a")
     assert not list(tmp_path.rglob("*.safetensors")), "refused before a round was trained"
 
 
 def test_a_cohort_needs_room_for_those_it_asks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = open_world(tiny(method={"name": "federaser"}, train={"clients_per_round": 2}))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _where: SimpleNamespace(free=3 * 2 * nbytes(world.initial)))
-    require_disk(world, tmp_path, {"federaser": world.method})
+    setup = build_setup(tiny(method={"name": "federaser"}, train={"clients_per_round": 2}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _where: SimpleNamespace(free=3 * 2 * nbytes(setup.initial)))
+    require_disk(setup, tmp_path, {"federaser": setup.method})
 
 
 def test_requests_for_samples_are_refused_with_a_reason() -> None:

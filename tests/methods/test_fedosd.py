@@ -14,7 +14,7 @@ from fedquit.core.params import fingerprint
 from fedquit.errors import RequestError
 from fedquit.methods.fedosd import FedOSD, Unlikely, flat, orthogonal_to, unflat
 from fedquit.running.runner import run
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from methods.method_world import (
     LOCAL,
     Line,
@@ -219,9 +219,9 @@ def test_a_vector_of_all_parameters_there_and_back() -> None:
 
 
 def test_in_a_whole_run_the_step_is_orthogonal_to_what_the_others_did(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "fedosd"}))
-    session, state, what = served(world, tmp_path, Request((1,)))
-    unlearned = world.method.unlearn(session, state, what, Request((1,)))
+    setup = build_setup(tiny(method={"name": "fedosd"}))
+    session, state, what = served(setup, tmp_path, Request((1,)))
+    unlearned = setup.method.unlearn(session, state, what, Request((1,)))
     step = flat(state.params) - flat(unlearned.params)
     session.enter("unlearn-0", 0)
     local = Local(1.0, 8, "sgd", what.training.task_at(state.clock).local.lr)
@@ -239,4 +239,4 @@ def test_the_authors_preset_runs_with_several_clients(tmp_path: Path) -> None:
     assert rows["unlearned"]["participations"] == 8
     assert rows["unlearned"]["server_storage_bytes"] == 2 * rows["original"]["server_storage_bytes"]
     assert rows["recovered"]["fingerprint"] != rows["unlearned"]["fingerprint"]
-    assert fingerprint(open_world(recipe).initial) != rows["recovered"]["fingerprint"]
+    assert fingerprint(build_setup(recipe).initial) != rows["recovered"]["fingerprint"]

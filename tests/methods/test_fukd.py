@@ -15,7 +15,7 @@ from fedquit.engine import Address
 from fedquit.errors import InputError, RequestError
 from fedquit.methods.fukd import FUKD, Imitate
 from fedquit.running.runner import run
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from methods.method_world import Line, Question, Scripted, batch, close, column, numbers, same, served, trained, vec
 from worlds import tiny
 
@@ -129,20 +129,20 @@ def test_without_public_data_it_is_refused_before_any_training(tmp_path: Path) -
 
 
 def test_in_a_whole_run_it_distils_on_the_public_data_alone(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "fukd"}, engine={"name": "sequential"}))
-    session, state, what = served(world, tmp_path, Request((1,)))
+    setup = build_setup(tiny(method={"name": "fukd"}, engine={"name": "sequential"}))
+    session, state, what = served(setup, tmp_path, Request((1,)))
     total = vec_like(state.params)
     for c in range(4):
         total = add(total, what.memory[f"sum/{c}"])
-    close(total, sub(state.params, world.initial))
-    unlearned = world.method.unlearn(session, state, what, Request((1,))).params
+    close(total, sub(state.params, setup.initial))
+    unlearned = setup.method.unlearn(session, state, what, Request((1,))).params
     start = sub(state.params, what.memory["sum/1"])
-    public = world.data.public
+    public = setup.data.public
     expected, _ = run_client(
-        world.model,
+        setup.model,
         Imitate(Local(20.0, 32, "adam", 1e-3)),
-        world.data.x[public],
-        world.data.y[public],
+        setup.data.x[public],
+        setup.data.y[public],
         {"start": start, "teacher": state.params},
         Address(0, "unlearn-0", 0, 0).seed_for(SERVER),
     )

@@ -14,7 +14,7 @@ from fedquit.errors import InputError
 from fedquit.methods.fused import FUSED, TrainAdapters, adapted, places
 from fedquit.running.costs import Metered
 from fedquit.running.runner import run
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from methods.method_world import (
     LOCAL,
     BodyAndHead,
@@ -189,10 +189,10 @@ def test_it_takes_ten_rounds_unless_given() -> None:
 
 
 def test_in_a_whole_run_the_old_model_can_be_had_back(tmp_path: Path) -> None:
-    world = open_world(tiny(method={"name": "fused", "overwriting_rounds": 2}))
-    method = world.method
+    setup = build_setup(tiny(method={"name": "fused", "overwriting_rounds": 2}))
+    method = setup.method
     assert isinstance(method, FUSED)
-    session, state, seen = served(world, tmp_path, Request((1,)))
+    session, state, seen = served(setup, tmp_path, Request((1,)))
     before = fingerprint(state.params)
     for r in range(2):
         session.enter("unlearn-0", r)

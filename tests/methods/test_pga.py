@@ -13,7 +13,7 @@ from fedquit.core.params import norm, sub
 from fedquit.errors import RequestError
 from fedquit.methods.pga import PGA, Ascend
 from fedquit.running.runner import run
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from methods.method_world import Line, Scripted, close, column, moves, numbers, same, served, trained, vec, work
 from worlds import tiny
 
@@ -169,16 +169,16 @@ def test_requests_for_samples_are_refused_with_a_reason() -> None:
 
 def test_in_a_whole_run_the_model_ends_in_the_ball_around_the_mean_of_the_others(tmp_path: Path) -> None:
     settings = {"name": "pga", "weighted": True, "squared": True, "halt": 1e9, "lr": 1.0, "epochs": 20.0}
-    world = open_world(tiny(method={**settings, "batch_size": 8}))
-    session, state, what = served(world, tmp_path, Request((1,)))
-    unlearned = world.method.unlearn(session, state, what, Request((1,))).params
+    setup = build_setup(tiny(method={**settings, "batch_size": 8}))
+    session, state, what = served(setup, tmp_path, Request((1,)))
+    unlearned = setup.method.unlearn(session, state, what, Request((1,))).params
     homes = session.engine.homes  # type: ignore[attr-defined]
     assert sorted(homes) == ["0/own", "1/own", "2/own", "3/own"]
     stay = {c: what.examples[c] for c in (0, 2, 3)}
     total = sum(stay.values())
     reference = {n: sum(homes[f"{c}/own"][n] * k for c, k in stay.items()) / total for n in state.params}
     session.enter("unlearn-0", 0)
-    drawn = world.model.init(session.seed)
+    drawn = setup.model.init(session.seed)
     radius = norm(sub(reference, drawn)) / math.sqrt(3)
     torch.testing.assert_close(norm(sub(unlearned, reference)), radius, rtol=1e-9, atol=0)
 

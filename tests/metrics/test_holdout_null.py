@@ -8,11 +8,11 @@ import pytest
 from scipy.stats import ks_2samp
 
 from fedquit.audit.metrics.holdout import holdout_null
-from fedquit.audit.scores import Signals
+from fedquit.audit.scores import Scores
 from signal_world import Kind, drawn, scene
 
 
-def with_numbers(phi: list[float], entropy: list[float]) -> Signals:
+def with_numbers(phi: list[float], entropy: list[float]) -> Scores:
     return replace(drawn(len(phi), 1.0, seed=0), phi=np.array(phi), entropy=np.array(entropy))
 
 

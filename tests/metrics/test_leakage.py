@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from fedquit.audit.metrics.leakage import fall, leakage
-from fedquit.audit.scores import Floats, Signals
+from fedquit.audit.scores import Floats, Scores
 from fedquit.errors import InputError
 from signal_world import drawn, scene
 
 
-def with_phi(phi: list[float] | Floats) -> Signals:
+def with_phi(phi: list[float] | Floats) -> Scores:
     return replace(drawn(len(phi), 1.0, seed=0), phi=np.array(phi, dtype=np.float64))
 
 

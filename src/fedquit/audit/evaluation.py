@@ -17,7 +17,7 @@ from fedquit.audit.metrics import Metric
 from fedquit.audit.metrics.backdoor import Trigger
 from fedquit.audit.metrics.holdout import holdout_null
 from fedquit.audit.metrics.leakage import leakage
-from fedquit.audit.scores import Signals, in_batches, js_divergence, signals
+from fedquit.audit.scores import Scores, in_batches, js_divergence, score_examples
 from fedquit.core import Model, Params, Request, Task
 from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.engine import Address, Examples, run_client
@@ -69,7 +69,7 @@ class Evaluation:
         x, y = self.examples("retain")
         if not len(y):
             return None
-        losses = [signals(self.model, params, x, y).loss.mean() for params in (before, after)]
+        losses = [score_examples(self.model, params, x, y).loss.mean() for params in (before, after)]
         return float(losses[1] - losses[0])
 
     def against(self, before: Params, after: Params, gold: Params | None) -> dict[str, Any]:
@@ -79,7 +79,8 @@ class Evaluation:
         if not len(y):
             return {}
         forgotten, outsiders = (
-            (signals(self.model, before, a, b), signals(self.model, after, a, b)) for a, b in ((x, y), (null_x, null_y))
+            (score_examples(self.model, before, a, b), score_examples(self.model, after, a, b))
+            for a, b in ((x, y), (null_x, null_y))
         )
         leak = leakage(forgotten, outsiders)
         measures: dict[str, Any] = {
@@ -123,7 +124,7 @@ class Evaluation:
 
     def judge(self, params: Params) -> dict[str, Any]:
         """Every measure of one model that needs no other model."""
-        found = {name: self._signals(name, params) for name in SETS}
+        found = {name: self._scores(name, params) for name in SETS}
         measures: dict[str, Any] = {}
         for name, seen in found.items():
             measures[f"{name}_acc"] = 100 * float(seen.correct.mean()) if seen else None
@@ -140,19 +141,19 @@ class Evaluation:
             measures["backdoor_asr"] = self.trigger.success(self.model, params, *self.examples("test"))
         return measures
 
-    def _signals(self, name: Set, params: Params) -> Signals | None:
+    def _scores(self, name: Set, params: Params) -> Scores | None:
         x, y = self.examples(name)
-        return signals(self.model, params, x, y) if len(y) else None
+        return score_examples(self.model, params, x, y) if len(y) else None
 
 
-def _against_holdout(forget: Signals, holdout: Signals) -> dict[str, Any]:
+def _against_holdout(forget: Scores, holdout: Scores) -> dict[str, Any]:
     """The hold-out null: forget data against data of the same clients that never trained."""
     null = holdout_null(forget, holdout)
     apart = {"auc": null.auc.value, "auc_low": null.auc.low, "auc_high": null.auc.high}
     return apart | {"entropy_ks": null.entropy_ks, "entropy_ks_p": null.entropy_p, "holdout_verdict": null.verdict}
 
 
-def _exposure(forget: Signals, null: Signals, against: str) -> dict[str, Any]:
+def _exposure(forget: Scores, null: Scores, against: str) -> dict[str, Any]:
     """How well phi tells the forget data from data that never trained, where it counts: at few false alarms."""
     curve = roc(forget.phi, null.phi)
     measures = {"exposed_against": against} | _found("tpr", map(curve.tpr_at, FPRS))
@@ -170,7 +171,7 @@ def _found(name: str, rates: Iterable[TprAt]) -> dict[str, Any]:
     return measures
 
 
-def _densities(sets: dict[str, Signals]) -> dict[str, Any]:
+def _densities(sets: dict[str, Scores]) -> dict[str, Any]:
     """Histograms of the predictive entropy, as densities over the same bins."""
     top = max(float(seen.entropy.max()) for seen in sets.values()) or 1.0
     edges = np.linspace(0, top, BINS + 1)
@@ -182,7 +183,7 @@ def _densities(sets: dict[str, Signals]) -> dict[str, Any]:
 
 MEASURES: dict[str, Metric] = {  # what takes a model and the sets themselves; the rest is in `fedquit.audit.metrics`
     "accuracy": Metric("right predictions on test, retain, forget and hold-out data, in percent", accuracy),
-    "loss": Metric("mean cross-entropy on the same data, in nats", signals),
+    "loss": Metric("mean cross-entropy on the same data, in nats", score_examples),
     "price_of_forgetting": Metric(
         "rise of the retained clients' mean loss through unlearning", Evaluation.price_of_forgetting
     ),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an attack sees: a handful of numbers for each example, of one model on one set.
 
-Attacks and metrics never touch logits, models or clients: they work on `Signals`. Everything is computed from logits in
+Attacks and metrics never touch logits, models or clients: they work on `Scores`. Everything is computed from logits in
 float64 and without forming 1 - p, so that logits that are 10,000 apart neither overflow nor round to certainty.
 
 phi is the logit-scaled confidence of Carlini, Chien, Nasr, Song, Terzis, Tramèr: Membership Inference Attacks From
@@ -28,7 +28,7 @@ SEQUENCE = -1  # the label of an example that has one for each position
 
 
 @dataclass(frozen=True, eq=False)
-class Signals:
+class Scores:
     """For each example of one set, under one model.
 
     A sequence is one example: `correct` is the fraction of its positions, `loss` and the entropies are means over them,
@@ -51,20 +51,20 @@ class Signals:
     def __len__(self) -> int:
         return len(self.label)
 
-    def __getitem__(self, which: slice | Integers | npt.NDArray[np.bool_]) -> Signals:
+    def __getitem__(self, which: slice | Integers | npt.NDArray[np.bool_]) -> Scores:
         """Some of the examples: a slice, positions, or a mask."""
-        return Signals(*(getattr(self, f.name)[which] for f in fields(self)))
+        return Scores(*(getattr(self, f.name)[which] for f in fields(self)))
 
-    def take(self, indices: npt.ArrayLike) -> Signals:
+    def take(self, indices: npt.ArrayLike) -> Scores:
         """The examples at these positions, in this order."""
         return self[np.asarray(indices, dtype=np.int64)]
 
     @staticmethod
-    def joined(*parts: Signals) -> Signals:
+    def joined(*parts: Scores) -> Scores:
         """Several sets as one."""
         if not parts:
             raise InputError("there are no signals to join: give at least one set.")
-        return Signals(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Signals)))
+        return Scores(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Scores)))
 
 
 def in_batches(examples: Tensor, size: int = 0) -> tuple[Tensor, ...]:
@@ -73,7 +73,7 @@ def in_batches(examples: Tensor, size: int = 0) -> tuple[Tensor, ...]:
     return batches
 
 
-def signals(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int = 0) -> Signals:
+def score_examples(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int = 0) -> Scores:
     """What the model says about each of these examples."""
     if len(x) != len(y):
         raise InputError(f"there are {len(x)} examples but {len(y)} labels: give as many of each.")
@@ -82,7 +82,7 @@ def signals(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int 
         for xs, ys in zip(in_batches(x, batch_size), in_batches(y, batch_size), strict=True):
             found.append([part.cpu() for part in _of_logits(_checked(model(params, xs)), ys)])
     label, *rest = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
-    return Signals(label.astype(np.int64), *(part.astype(np.float64) for part in rest))
+    return Scores(label.astype(np.int64), *(part.astype(np.float64) for part in rest))
 
 
 def js_divergence(model: Model, a: Params, b: Params, x: Tensor, batch_size: int = 0) -> Floats:

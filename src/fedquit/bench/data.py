@@ -33,7 +33,7 @@ from fedquit.engine.sequential import Own
 from fedquit.errors import InputError
 from fedquit.methods.fedquit import FedQUIT
 from fedquit.running.recipe import Recipe, build, load
-from fedquit.running.setup import World, open_world
+from fedquit.running.setup import Setup, build_setup
 from fedquit.running.smoke import images
 
 RECIPE = "settings/cifar100-lda-100-clients"
@@ -71,7 +71,7 @@ def measured(folder: Path | None = None, repeats: int = 3, sizes: Sizes | None =
     recipe = replace(recipe, data=replace(recipe.data, folder=str(folder or "")))
     said = "the published files" if real else f"random pixels of the same size: {data_folder(folder)} has no CIFAR-100"
     figures = [*_loading(recipe, repeats, real, said), *_in_a_process(recipe, repeats, sizes, said)]
-    return Bench("Data", [*figures, *_input(open_world(recipe), repeats, sizes, said)], where)
+    return Bench("Data", [*figures, *_input(build_setup(recipe), repeats, sizes, said)], where)
 
 
 def _loading(recipe: Recipe, repeats: int, real: bool, said: str) -> Iterator[Figure]:
@@ -114,17 +114,17 @@ def federation(request: str) -> None:
     asked = json.loads(request)
     peaks = {"before anything is loaded": peak_memory()}
     recipe = build(Recipe, asked["recipe"], "recipe")
-    world = open_world(replace(recipe, data=replace(recipe.data, folder=asked["folder"])))
-    engine = world.engine(world.data, {})
+    setup = build_setup(replace(recipe, data=replace(recipe.data, folder=asked["folder"])))
+    engine = setup.engine(setup.data, {})
     peaks["once the data is dealt out"] = peak_memory()
-    clients = _largest(world)[: asked["clients"]]
+    clients = _largest(setup)[: asked["clients"]]
     copies = 0.0
 
     def trained() -> Iterator[Reply]:
         nonlocal copies
         task = Learn(replace(recipe.train.training().task.local, epochs=ONE_STEP))
-        for reply in engine.run(Ask(task, clients, "all", {"start": world.initial}, Address(0, "train"))):
-            copies = max(copies, _copies(world.data.dataset))  # the client's own part is still held
+        for reply in engine.run(Ask(task, clients, "all", {"start": setup.initial}, Address(0, "train"))):
+            copies = max(copies, _copies(setup.data.dataset))  # the client's own part is still held
             yield reply
 
     params = mean(trained())
@@ -132,15 +132,15 @@ def federation(request: str) -> None:
     forget = FedQUIT(epochs=ONE_STEP).distill
     params = mean(engine.run(Ask(forget, clients[:1], "all", {"start": params}, Address(0, "unlearn"))))
     peaks["after a step of unlearning"] = peak_memory()
-    test = world.data.dataset
-    accuracy(world.model, params, test.test_x[: asked["evaluated"]], test.test_y[: asked["evaluated"]])
+    test = setup.data.dataset
+    accuracy(setup.model, params, test.test_x[: asked["evaluated"]], test.test_y[: asked["evaluated"]])
     peaks[EVALUATED] = peak_memory()
     sys.stdout.write(json.dumps({"peaks": peaks, "copies": copies}))
 
 
-def _largest(world: World) -> list[ClientId]:
+def _largest(setup: Setup) -> list[ClientId]:
     """Clients, from the one with most data on."""
-    return sorted(world.data.clients, key=lambda c: -len(world.data.train[c]))
+    return sorted(setup.data.clients, key=lambda c: -len(setup.data.train[c]))
 
 
 def _copies(dataset: Dataset) -> float:
@@ -164,11 +164,11 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _input(world: World, repeats: int, sizes: Sizes, said: str) -> Iterator[Figure]:
+def _input(setup: Setup, repeats: int, sizes: Sizes, said: str) -> Iterator[Figure]:
     """The batches of a client without a network, beside the steps that use them."""
-    largest = _largest(world)[0]
-    mine = Examples.of(world.data, Own.of(world.data, largest, "all", 0))
-    local = world.recipe.train.training().task.local
+    largest = _largest(setup)[0]
+    mine = Examples.of(setup.data, Own.of(setup.data, largest, "all", 0))
+    local = setup.recipe.train.training().task.local
 
     def input_alone() -> None:
         for _ in range(sizes.steps):
@@ -177,13 +177,13 @@ def _input(world: World, repeats: int, sizes: Sizes, said: str) -> Iterator[Figu
     trained = max(1, sizes.steps // 10)
     some = replace(local, epochs=float(trained), batch_size=min(local.batch_size, len(mine.y)))
     few = Examples.unmarked(mine.x[: some.batch_size], mine.y[: some.batch_size], mine.look)  # one batch an epoch
-    training = seconds(_steps(world, some, few), repeats + 1)[1:]
+    training = seconds(_steps(setup, some, few), repeats + 1)[1:]
     alone = seconds(input_alone, repeats)
     per_step = tuple(t / trained for t in training)
     per_batch = tuple(t / sizes.steps for t in alone)
     batch = f"batches of {local.batch_size}"
     yield Figure("input alone", "steps/s", tuple(1 / t for t in per_batch), note=f"{batch}, normalised and augmented")
-    yield Figure("training", "steps/s", tuple(1 / t for t in per_step), note=f"{batch}, {world.recipe.model.name}")
+    yield Figure("training", "steps/s", tuple(1 / t for t in per_step), note=f"{batch}, {setup.recipe.model.name}")
     share = tuple(100 * a / b for a, b in zip(per_batch, per_step, strict=True))
     yield Figure("input, of a training step", "%", share, SHARE_LIMIT, said)
     more = _calls(lambda: _batch(mine, len(mine.y))) - _calls(lambda: _batch(mine, 1))
@@ -197,8 +197,8 @@ def _batch(mine: Examples, count: int) -> None:
     mine.batch(positions, torch.zeros(len(positions)), torch.rand(len(positions), mine.look.draws))
 
 
-def _steps(world: World, local: Local, mine: Examples) -> Callable[[], object]:
-    return lambda: run_client(world.model, Learn(local), mine, {"start": world.initial}, 0)
+def _steps(setup: Setup, local: Local, mine: Examples) -> Callable[[], object]:
+    return lambda: run_client(setup.model, Learn(local), mine, {"start": setup.initial}, 0)
 
 
 def _calls(work: Callable[[], object]) -> int:

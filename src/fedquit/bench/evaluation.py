@@ -25,12 +25,12 @@ from torch import Tensor
 from fedquit.audit.attacks import ATTACKS
 from fedquit.audit.attacks.svc import svc
 from fedquit.audit.evaluation import Evaluation
-from fedquit.audit.scores import signals
+from fedquit.audit.scores import score_examples
 from fedquit.bench.measure import Bench, Figure, chosen_device, machine, seconds
 from fedquit.core import Local, Model, Params, Request
 from fedquit.core.fedavg import Learn
 from fedquit.data.federated import Dataset, FederatedData
-from fedquit.engine import Examples, run_client, seeing
+from fedquit.engine import Examples, evaluation_model_of, run_client
 from fedquit.errors import InputError
 from fedquit.models import load_model
 from fedquit.report import write_report
@@ -84,7 +84,9 @@ def _share(device: torch.device, repeats: int, sizes: Sizes) -> Iterator[Figure]
     params = {n: p.to(device) for n, p in model.init(0).items()}
     draw = torch.Generator().manual_seed(0)
     whole = device.type == "cuda"
-    eyes = seeing(model, "bf16" if whole else "float32", device)  # as runs evaluate, unless they are told otherwise
+    evaluation_model = evaluation_model_of(
+        model, "bf16" if whole else "float32", device
+    )  # as runs evaluate, unless they are told otherwise
     steps = STEPS if whole else sizes.steps
     x, y = _images(steps * BATCH, draw, device)
     task, mine = Learn(Local(epochs=1, batch_size=BATCH, lr=0.1)), Examples.unmarked(x, y)
@@ -95,11 +97,11 @@ def _share(device: torch.device, repeats: int, sizes: Sizes) -> Iterator[Figure]
     yield Figure("training Original and Retrain", "h", hours, note=said)
 
     if whole:
-        who = _evaluation(eyes, sizes, lambda n: _images(n, draw, device))
+        who = _evaluation(evaluation_model, sizes, lambda n: _images(n, draw, device))
         judging, said = seconds(lambda: who.judge(params), repeats, device), "all images, measured"
     else:
         some = _images(sizes.images, draw, device)
-        reading = seconds(lambda: signals(eyes, params, *some), repeats)
+        reading = seconds(lambda: score_examples(evaluation_model, params, *some), repeats)
         who = _evaluation(_Logits(), sizes, lambda n: _logits(n, draw))
         beside = seconds(lambda: who.judge({}), repeats)
         times = (sizes.train + sizes.test) / sizes.images

@@ -19,7 +19,7 @@ from fedquit.bench.settings import Setting, chosen_setting, digits
 from fedquit.core import Params, Reply
 from fedquit.core.fedavg import Learn
 from fedquit.core.params import mean, nbytes
-from fedquit.engine import Address, Ask, Engine, Precision, choose, open_engine, seeing
+from fedquit.engine import Address, Ask, Engine, Precision, choose, evaluation_model_of, open_engine
 from fedquit.errors import InputError
 from fedquit.methods.fedquit import FedQUIT
 
@@ -53,7 +53,7 @@ def unlearning(device: str = "cpu", *, repeats: int = 3, steps: int = 10, images
     ratio = tuple(b / a for a, b in zip(took, slower, strict=True))
     note = "" if on_gpu else f"scaled from {len(mine):,} images"
     some = _images(setting, EVALUATED if on_gpu else images)
-    reading = seeing(setting.model, precision, setting.device)
+    reading = evaluation_model_of(setting.model, precision, setting.device)
 
     def evaluate() -> float:
         return accuracy(reading, setting.start, *some)

@@ -20,7 +20,7 @@ from fedquit.core.params import mean, placed
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.preprocessing import Look, Pixels
-from fedquit.engine import Address, Ask, Precision, open_engine, seeing
+from fedquit.engine import Address, Ask, Precision, evaluation_model_of, open_engine
 from fedquit.models import FunctionalModel, load_model
 
 RAGGED = (5972, 4756, 5155, 5978, 6514, 4617, 4231, 5052, 2893, 4799)  # CIFAR-100 by LDA: as clients really are
@@ -56,7 +56,7 @@ class Setting:
     def accuracy(self, params: Params) -> float:
         """On the test set, in percent."""
         dataset = self.data.dataset
-        return accuracy(seeing(self.model, "float32", self.device), params, dataset.test_x, dataset.test_y)
+        return accuracy(evaluation_model_of(self.model, "float32", self.device), params, dataset.test_x, dataset.test_y)
 
 
 def digits(device: torch.device = CPU) -> Setting:

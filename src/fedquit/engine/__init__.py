@@ -13,7 +13,7 @@ from fedquit.engine.choice import Choice, choose
 from fedquit.engine.plan import Address
 from fedquit.engine.precision import Precision, computing
 from fedquit.engine.sequential import Ask, Engine, Examples, SequentialEngine, run_client
-from fedquit.engine.stacked.engine import Recordings, StackedEngine, seeing
+from fedquit.engine.stacked.engine import Recordings, StackedEngine, evaluation_model_of
 from fedquit.engine.threaded import ThreadedEngine
 from fedquit.utils.names import lookup
 
@@ -80,7 +80,7 @@ __all__ = [
     "ThreadedEngine",
     "choose",
     "computing",
+    "evaluation_model_of",
     "open_engine",
     "run_client",
-    "seeing",
 ]

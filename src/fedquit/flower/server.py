@@ -50,7 +50,7 @@ from fedquit.flower.wire import MOST_PENDING, PHASE_PLACES, Pending, Serving
 from fedquit.running.costs import Metered
 from fedquit.running.membership import Membership
 from fedquit.running.session import Event, Session, advance, place_of
-from fedquit.running.store import END, DiskMemory, Journal, Shelf, StateFile, locked, save_params
+from fedquit.running.store import END, DiskMemory, Journal, PrefixedMemory, StateFile, locked, save_params
 from fedquit.running.training_cache import Hooks
 from fedquit.utils.files import append_line, remove_half_written, write_json
 
@@ -253,7 +253,7 @@ class _Server:
         """Delete what the method kept of them; of samples too: what was computed with them would bring them back."""
         memory = _PhaseMemory(self.folder / "memory", self.ledger.phase.number)
         memory.move(-1)  # before the first place of the phase, which is to find it gone
-        self.method.forget(_shelf(memory, self.config.method_name), clients)
+        self.method.forget(_method_memory(memory, self.config.method_name), clients)
         memory.purge(lambda key: is_of(key, clients))  # of every method that ever watched, in every version
 
     def _outcome(self) -> Outcome:
@@ -462,7 +462,7 @@ class _Server:
         name, attached = self.config.method_name, {}
         if self.method.shapes_training:
             attached = {name: self.method}
-        hooks = Hooks(attached, partial(_shelf, stage.memory), NOBODY)
+        hooks = Hooks(attached, partial(_method_memory, stage.memory), NOBODY)
 
         def step(state: State) -> State:
             self._gather(stage)
@@ -507,7 +507,9 @@ class _Server:
         before = found[0]
         training = replace(self.training, rounds=max(1, before.clock))
         examples = {c: m.examples for c, m in sorted(self.roster.members.items())}
-        return Trained(before.params, self.initial, training, examples, _shelf(stage.memory, self.config.method_name))
+        return Trained(
+            before.params, self.initial, training, examples, _method_memory(stage.memory, self.config.method_name)
+        )
 
     def _unlearn(self) -> bool:
         """The method's own rounds; whoever must answer is asked until the deadline, then the fallback is taken."""
@@ -598,8 +600,8 @@ class _Server:
         return True
 
 
-def _shelf(memory: DiskMemory, method: str) -> Shelf:
-    return Shelf(memory, f"{method}/")
+def _method_memory(memory: DiskMemory, method: str) -> PrefixedMemory:
+    return PrefixedMemory(memory, f"{method}/")
 
 
 def _stored(memory: DiskMemory, method: str) -> tuple[int, int]:

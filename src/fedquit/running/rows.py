@@ -13,7 +13,7 @@ from fedquit.core import Request, State
 from fedquit.core.params import fingerprint
 from fedquit.running.recipe import Recipe
 from fedquit.running.session import Progress
-from fedquit.running.store import Kept
+from fedquit.running.store import Memories
 from fedquit.utils.files import read_json, write_json
 
 Row = dict[str, Any]
@@ -64,7 +64,7 @@ def mean_curve(curves: list[list[Point]]) -> list[Point]:
 class Recovery:
     """One recovery, step by step, with its accuracies so far."""
 
-    def __init__(self, rounds: Iterator[Progress], who: Evaluation, curve: Path, kept: Kept) -> None:
+    def __init__(self, rounds: Iterator[Progress], who: Evaluation, curve: Path, kept: Memories) -> None:
         self._rounds, self._who, self._path, self.kept = rounds, who, curve, kept
         self.curve: list[Point] = read_json(curve) if curve.exists() else []
         self._take(next(rounds))

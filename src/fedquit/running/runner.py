@@ -34,8 +34,8 @@ from fedquit.running.membership import Membership
 from fedquit.running.recipe import EventRecipe, Recipe
 from fedquit.running.rows import Recovery, Row, RowMaker, mean_curve, mean_row
 from fedquit.running.session import Event, Progress, Session, advance
-from fedquit.running.setup import World, open_world
-from fedquit.running.store import Journal, Kept, StateFile, locked, save_params
+from fedquit.running.setup import Setup, build_setup
+from fedquit.running.store import Journal, Memories, StateFile, locked, save_params
 from fedquit.running.training_cache import Attached, Reporter, Silent, driven, train
 from fedquit.utils.files import append_line, read_json, write_json
 
@@ -58,23 +58,23 @@ def run(
     """
     reporter = reporter or Silent()
     cache = cache or out.parent / "cache"
-    world = open_world(recipe)
-    say_engine(world)
-    serving = _Serving(world, out, cache, reporter, attached or {recipe.method_name: world.method})
+    setup = build_setup(recipe)
+    say_engine(setup)
+    serving = _Serving(setup, out, cache, reporter, attached or {recipe.method_name: setup.method})
     with locked(out):
-        _claim(out, world)
+        _claim(out, setup)
         rows = list(serving.rows())
         results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
         results["recipe_hash"] = recipe.hash
-        results["computed"] = {"device": _device_name(world.device), "precision": world.precision}
-        results["clients"] = world.data.label_counts()
+        results["computed"] = {"device": _device_name(setup.device), "precision": setup.precision}
+        results["clients"] = setup.data.label_counts()
         write_json(out / "results.json", results)
     return results
 
 
-def say_engine(world: World) -> None:
+def say_engine(setup: Setup) -> None:
     """Which engine does the work, and why."""
-    log.info("engine: %s on %s, %s (%s)", world.chosen.name, world.device, world.precision, world.chosen.why)
+    log.info("engine: %s on %s, %s (%s)", setup.chosen.name, setup.device, setup.precision, setup.chosen.why)
 
 
 def retrain_again(recipe: Recipe, cache: Path, *, reporter: Reporter | None = None) -> Row:
@@ -82,33 +82,33 @@ def retrain_again(recipe: Recipe, cache: Path, *, reporter: Reporter | None = No
     other = dataclasses.replace(recipe, seed=recipe.seed + FLOOR_SEED)
     found = retrained(other, cache, reporter or Silent(), "Retrain again: the noise floor")
     gold = retrained(recipe, cache, Silent())
-    who = evaluation_of(open_world(recipe))
+    who = evaluation_of(build_setup(recipe))
     row = RowMaker(who, recipe, 0, _request(recipe.request[0]))
     return row("retrain", "retrained again", found) | who.distance(found.state.params, gold.state.params)
 
 
 def retrained(recipe: Recipe, cache: Path, reporter: Reporter, title: str = "Retrain: from scratch") -> Progress:
     """Retrain for the recipe's first request alone, from the cache where it is there."""
-    world, event = open_world(recipe), recipe.request[0]
-    data = _marked(event, world.data, recipe).after(_request(event))
-    return train(world, data, cache, reporter=reporter, title=title).progress
+    setup, event = build_setup(recipe), recipe.request[0]
+    data = _marked(event, setup.data, recipe).after(_request(event))
+    return train(setup, data, cache, reporter=reporter, title=title).progress
 
 
-def require_servable(world: World, event: EventRecipe) -> None:
+def require_servable(setup: Setup, event: EventRecipe) -> None:
     """Refuse a request to forget of clients that are not here or all that are here, or of no data or all of it."""
-    _marked(event, world.data, world.recipe)
+    _marked(event, setup.data, setup.recipe)
 
 
-def evaluation_of(world: World) -> Evaluation:
+def evaluation_of(setup: Setup) -> Evaluation:
     """What the recipe's first request is judged on."""
-    event = world.recipe.request[0]
-    return _evaluation(world, _marked(event, world.data, world.recipe), _request(event))
+    event = setup.recipe.request[0]
+    return _evaluation(setup, _marked(event, setup.data, setup.recipe), _request(event))
 
 
-def _claim(out: Path, world: World) -> None:
-    """A folder belongs to one recipe, on one world: going on with another would mix two runs."""
+def _claim(out: Path, setup: Setup) -> None:
+    """A folder belongs to one recipe, with one setup: going on with another would mix two runs."""
     path = out / "recipe.json"
-    mine = {"recipe": _claimed(world), "data and network": world.fingerprint()}
+    mine = {"recipe": _claimed(setup), "data and network": setup.fingerprint()}
     if not path.exists():
         write_json(path, mine)
         return
@@ -126,9 +126,9 @@ def _claim(out: Path, world: World) -> None:
         )
 
 
-def _claimed(world: World) -> dict[str, Any]:
+def _claimed(setup: Setup) -> dict[str, Any]:
     """All that determines a run: of how it is computed, the precision alone."""
-    return world.recipe.to_dict() | {"engine": {"precision": world.precision}}
+    return setup.recipe.to_dict() | {"engine": {"precision": setup.precision}}
 
 
 def _differences(a: Any, b: Any, where: str = "") -> Iterator[str]:  # noqa: ANN401 - JSON is anything
@@ -156,7 +156,7 @@ class Standing:
     data: FederatedData
     membership: Membership
     trained: Trained
-    kept: Kept
+    kept: Memories
     progress: Progress  # of the phase that led here
     before_leaving: Mapping[ClientId, FederatedData] = field(default_factory=dict)
 
@@ -174,9 +174,9 @@ class Served:
 class _Serving:
     """The events of a recipe, one after the other, from Original on."""
 
-    def __init__(self, world: World, out: Path, cache: Path, reporter: Reporter, attached: Attached) -> None:
-        self.world, self.out, self.cache, self.reporter, self.attached = world, out, cache, reporter, attached
-        self.recipe, self.method, self.name = world.recipe, world.method, world.recipe.method_name
+    def __init__(self, setup: Setup, out: Path, cache: Path, reporter: Reporter, attached: Attached) -> None:
+        self.setup, self.out, self.cache, self.reporter, self.attached = setup, out, cache, reporter, attached
+        self.recipe, self.method, self.name = setup.recipe, setup.method, setup.recipe.method_name
         self._check_events()
 
     def rows(self) -> Iterator[Row]:
@@ -188,9 +188,9 @@ class _Serving:
 
     def _check_events(self) -> None:
         """Look through all events before any work begins: a request that cannot be served is refused at once."""
-        if self.method.needs_public_data and len(self.world.data.public) == 0:
+        if self.method.needs_public_data and len(self.setup.data.public) == 0:
             raise InputError(f"{self.name} needs data of the server's own, and there is none: set data.public = 0.05.")
-        data, members = self.world.data, Membership(self.world.data.clients)
+        data, members = self.setup.data, Membership(self.setup.data.clients)
         before: dict[ClientId, FederatedData] = {}
         for event in self.recipe.request:
             if event.kind == "join":
@@ -205,27 +205,27 @@ class _Serving:
 
     def _original(self) -> Standing:
         event = next((e for e in self.recipe.request if e.kind == "forget"), None)
-        data, request = self.world.data, _request(event) if event else None
+        data, request = self.setup.data, _request(event) if event else None
         ahead = event and any(m.knows_request for m in self.attached.values())
         seen = _marked(event, data, self.recipe) if event and ahead else data
         title = "Original: everybody trains"
         hooks: dict[str, Any] = {"attached": self.attached, "request": request}
-        found = train(self.world, seen, self.cache, reporter=self.reporter, title=title, **hooks)
+        found = train(self.setup, seen, self.cache, reporter=self.reporter, title=title, **hooks)
         return Standing(data, Membership(data.clients), found.trained, found.kept, found.progress)
 
     def _begin(
-        self, data: FederatedData, kept: Kept, present: tuple[ClientId, ...], journal: Path | None = None
+        self, data: FederatedData, kept: Memories, present: tuple[ClientId, ...], journal: Path | None = None
     ) -> tuple[Session, Metered]:
         """A federation for a phase, and the meter around it."""
         session = Session(
-            self.world.engine(data, kept.clients),
+            self.setup.engine(data, kept.clients),
             self.recipe.seed,
             present,
             Journal(journal) if journal else None,
             kept.own,
             self._log,
         )
-        return session, Metered(session, lambda: kept.stored(self.name, self.method.at_home), self.world.flops)
+        return session, Metered(session, lambda: kept.stored(self.name, self.method.at_home), self.setup.flops)
 
     def _log(self, event: Event) -> None:
         append_line(self.out / "events.jsonl", json.dumps(event))
@@ -233,14 +233,14 @@ class _Serving:
     def _forget(self, number: int, event: EventRecipe, found: Standing) -> Generator[Row, None, Standing]:
         request, data = _request(event), _marked(event, found.data, self.recipe)
         served = Served(number, request, data, self.out / f"request-{number}")
-        who = _evaluation(self.world, data, request)
+        who = _evaluation(self.setup, data, request)
         row = RowMaker(who, self.recipe, number, request)
         yield row("original", "original", found.progress) | who.true_logits(found.progress.state.params)
 
         before, gold, target = found.progress.state.params, None, math.inf
         if self.recipe.retrain:
             title = "Retrain: from scratch, without them"
-            gold = train(self.world, data.after(request), self.cache, reporter=self.reporter, title=title).progress
+            gold = train(self.setup, data.after(request), self.cache, reporter=self.reporter, title=title).progress
             yield row("retrain", "retrained", gold) | who.against(before, gold.state.params, None)
             target = who.accuracy("test", gold.state.params) or 0.0
         wanted = gold.state.params if gold else None
@@ -270,7 +270,7 @@ class _Serving:
         )
 
     def _unlearn(self, served: Served, found: Standing) -> tuple[Standing, Progress]:
-        kept = Kept.open(served.folder / "unlearning", found.kept)
+        kept = Memories.open(served.folder / "unlearning", found.kept)
         trained = dataclasses.replace(found.trained, memory=kept.of(self.name))
         session, fed = self._begin(served.data, kept, found.membership.active, served.folder / "journal")
         rounds, file = self.method.rounds(trained, served.request), StateFile(served.folder / "unlearned.safetensors")
@@ -293,7 +293,7 @@ class _Serving:
         left = served.data.after(request)  # the forgotten data is out of reach, whatever a method asks for
         runs = []
         for i in range(3 if spec.until == "retrained-mean-of-3" else 1):
-            kept = Kept.open(served.folder / f"recovery-{i}", found.kept)
+            kept = Memories.open(served.folder / f"recovery-{i}", found.kept)
             session, fed = self._begin(left, kept, left.clients)
             step = partial(self._recovery_round, fed, found.trained, request)
             phase = f"recover-{served.number}" + (f"-run{i}" if i else "")
@@ -319,7 +319,7 @@ class _Serving:
         if not epochs:
             return {}
         task = found.trained.training.task_at(recovered.clock)
-        with computing(self.world.precision, self.world.device):
+        with computing(self.setup.precision, self.setup.device):
             curves = [who.relearned(params, task, epochs) for params in (recovered.params, gold)]
         level = who.accuracy("forget", found.progress.state.params) or 0.0
         took = relearn_time(*curves, level=level)
@@ -340,7 +340,7 @@ class _Serving:
         budgets = sorted(self.recipe.recover.budgets)[len(rows) :]
         if not budgets:
             return
-        session, fed = self._begin(left, Kept.open(served.folder / "budgets", found.kept), left.clients)
+        session, fed = self._begin(left, Memories.open(served.folder / "budgets", found.kept), left.clients)
         step = partial(self._recovery_round, fed, found.trained, request)
         file = StateFile(served.folder / "budgets.safetensors")
         rounds = advance(session, f"recover-{served.number}", unlearned.state.fresh(), step, file, meter=fed)
@@ -364,7 +364,7 @@ class _Serving:
         members = found.membership.join(event.clients, anew=event.anew)
         data = _joined(found.data, event.clients, found.before_leaving)
         folder = self.out / f"request-{number}"
-        kept = Kept.open(folder / "joining", found.kept)
+        kept = Memories.open(folder / "joining", found.kept)
         session, fed = self._begin(data, kept, members.active)
         file = StateFile(folder / "joined.safetensors")
 
@@ -373,7 +373,7 @@ class _Serving:
 
         phase = advance(session, f"join-{number}", found.progress.state.fresh(), step, file, event.rounds, fed)
         progress = driven(phase, self.reporter, "Training with the clients that joined", event.rounds)
-        who = _evaluation(self.world, data, Request(event.clients))
+        who = _evaluation(self.setup, data, Request(event.clients))
         yield RowMaker(who, self.recipe, number, None)(self.name, "joined", progress)
         trained = _now(found.trained, progress, data)
         changes: dict[str, Any] = {"data": data, "membership": members, "trained": trained}
@@ -386,8 +386,10 @@ def _a_round(progress: Progress, gold: Progress) -> float:
     return known.costs.bytes / max(known.state.round, 1)
 
 
-def _evaluation(world: World, data: FederatedData, request: Request) -> Evaluation:
-    return Evaluation(world.eyes, data, request, world.recipe.evaluate.attacks, world.recipe.seed, world.trigger)
+def _evaluation(setup: Setup, data: FederatedData, request: Request) -> Evaluation:
+    return Evaluation(
+        setup.evaluation_model, data, request, setup.recipe.evaluate.attacks, setup.recipe.seed, setup.trigger
+    )
 
 
 def _marked(event: EventRecipe, data: FederatedData, recipe: Recipe) -> FederatedData:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe's world: its data, dealt out to clients, its network and its training."""
+"""The setup of a recipe: its data, dealt out to clients, its network and its training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedquit.core.params import fingerprint, placed
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.distill.virtual_teacher import check_labels
-from fedquit.engine import Address, Choice, Engine, Precision, Recordings, choose, open_engine, seeing
+from fedquit.engine import Address, Choice, Engine, Precision, Recordings, choose, evaluation_model_of, open_engine
 from fedquit.errors import InputError
 from fedquit.models import FunctionalModel, load_model
 from fedquit.running.flops import Flops, Shape
@@ -27,7 +27,7 @@ from fedquit.utils.names import source_of
 
 
 @dataclass(frozen=True)
-class World:
+class Setup:
     """A recipe's data, network and training, ready to use."""
 
     recipe: Recipe
@@ -66,9 +66,9 @@ class World:
         return choose(self.recipe.engine.name, self.model, self.data, self.initial)
 
     @property
-    def eyes(self) -> Model:
+    def evaluation_model(self) -> Model:
         """The network as it is evaluated."""
-        return seeing(self.model, self.precision, self.device)
+        return evaluation_model_of(self.model, self.precision, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -84,7 +84,7 @@ class World:
         return ("bf16" if self.device.type == "cuda" else "float32") if spec == "auto" else spec
 
 
-def open_world(recipe: Recipe) -> World:
+def build_setup(recipe: Recipe) -> Setup:
     """Load the data, deal it out, and build the network."""
     spec = recipe.data
     dtype = getattr(torch, recipe.model.dtype)
@@ -114,7 +114,7 @@ def open_world(recipe: Recipe) -> World:
     data = dataclasses.replace(data, dataset=data.dataset.to(device))
     initial = placed(initial, device)
     flops = Flops(model, Shape.of(dataset.x, dataset.y), len(data.public))
-    return World(recipe, data, model, recipe.train.training(), initial, recipe.build_method(), flops, trigger)
+    return Setup(recipe, data, model, recipe.train.training(), initial, recipe.build_method(), flops, trigger)
 
 
 def chosen_device(name: str) -> torch.device:

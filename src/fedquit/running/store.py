@@ -238,7 +238,7 @@ class DiskMemory(MutableMapping[str, Params]):
         return sum(1 for _ in self)
 
 
-class Shelf(MutableMapping[str, Params]):
+class PrefixedMemory(MutableMapping[str, Params]):
     """The entries of a memory whose keys begin with a prefix."""
 
     def __init__(self, memory: Memory, prefix: str) -> None:
@@ -264,7 +264,7 @@ class Shelf(MutableMapping[str, Params]):
 
 
 @dataclass(frozen=True)
-class Kept:
+class Memories:
     """What the server and the clients keep between rounds: what a phase writes lies over all that came before it."""
 
     server: DiskMemory
@@ -277,7 +277,7 @@ class Kept:
 
     def of(self, method: str) -> Memory:
         """The server's shelf of one method: methods that watch the same training do not see each other's."""
-        return Shelf(self.server, f"{method}/")
+        return PrefixedMemory(self.server, f"{method}/")
 
     def stored(self, method: str, at_home: Sequence[str]) -> tuple[int, int]:
         """The bytes that a method keeps at the server, and at all clients together under the names `at_home`."""
@@ -286,7 +286,7 @@ class Kept:
         return server, clients
 
     @classmethod
-    def open(cls, folder: Path, before: Kept | None = None, device: torch.device = CPU) -> Kept:
+    def open(cls, folder: Path, before: Memories | None = None, device: torch.device = CPU) -> Memories:
         """For a phase whose files lie in that folder; what is read goes to the device, or where it went before."""
         for earlier in before.own if before else ():
             earlier.close()

@@ -25,8 +25,8 @@ from fedquit.data.federated import FederatedData
 from fedquit.errors import StoreError
 from fedquit.running.costs import Metered
 from fedquit.running.session import Progress, Session, advance
-from fedquit.running.setup import World
-from fedquit.running.store import Kept, StateFile, locked
+from fedquit.running.setup import Setup
+from fedquit.running.store import Memories, StateFile, locked
 from fedquit.utils.names import source_of
 
 CACHE_SCHEMA = 6  # raise it whenever the same recipe would train another model, or keep it in another form
@@ -58,7 +58,7 @@ class Federated:
     """A trained federation: what a request finds, what was kept on the way, and what it took."""
 
     trained: Trained
-    kept: Kept
+    kept: Memories
     progress: Progress
 
 
@@ -94,7 +94,7 @@ class Hooks:
 
 
 def train(
-    world: World,
+    setup: Setup,
     data: FederatedData,
     cache: Path,
     *,
@@ -108,62 +108,62 @@ def train(
     `attached` methods prepare for a `request`: they watch, or replace a client's task.
     """
     attached = {name: m for name, m in (attached or {}).items() if m.shapes_training} if request else {}
-    folder = cache / _key(world, data, attached, request)
+    folder = cache / _key(setup, data, attached, request)
     with locked(folder, wait=True):  # before anything is read: another process may be at work on the same training
-        kept, progress = _trained(world, data, folder, attached, request, reporter, title)
+        kept, progress = _trained(setup, data, folder, attached, request, reporter, title)
     examples = {c: len(data.view(c, "all")) for c in data.clients}
-    return Federated(Trained(progress.state.params, world.initial, world.training, examples, {}), kept, progress)
+    return Federated(Trained(progress.state.params, setup.initial, setup.training, examples, {}), kept, progress)
 
 
 def _trained(
-    world: World,
+    setup: Setup,
     data: FederatedData,
     folder: Path,
     attached: Attached,
     request: Request | None,
     reporter: Reporter,
     title: str,
-) -> tuple[Kept, Progress]:
+) -> tuple[Memories, Progress]:
     kept, file, training = (
-        Kept.open(folder, device=world.device),
+        Memories.open(folder, device=setup.device),
         StateFile(folder / "state.safetensors"),
-        world.training,
+        setup.training,
     )
-    session = Session(world.engine(data, kept.clients), world.recipe.seed, data.clients, memories=kept.own)
-    meter = Metered(session, work=world.flops)
+    session = Session(setup.engine(data, kept.clients), setup.recipe.seed, data.clients, memories=kept.own)
+    meter = Metered(session, work=setup.flops)
     if not file.path.exists():
-        require_disk(world, folder, attached)
+        require_disk(setup, folder, attached)
 
     hooks = Hooks(attached, kept.of, request)
 
     def step(state: State) -> State:
         return hooks.round(meter, state, training, data.clients)
 
-    rounds = advance(session, "train", State(world.initial), step, file, training.rounds, meter)
+    rounds = advance(session, "train", State(setup.initial), step, file, training.rounds, meter)
     return kept, driven(rounds, reporter, title, training.rounds)
 
 
-def _key(world: World, data: FederatedData, attached: Attached, request: Request | None) -> str:
-    recipe = world.recipe
+def _key(setup: Setup, data: FederatedData, attached: Attached, request: Request | None) -> str:
+    recipe = setup.recipe
     knowing = request if any(m.knows_request for m in attached.values()) else None
     what = {
         "schema": CACHE_SCHEMA,
         "data": data.fingerprint(),
         "model": dataclasses.asdict(recipe.model),
-        "network": world.network,
+        "network": setup.network,
         "train": dataclasses.asdict(recipe.train),
         "seed": recipe.seed,
-        "precision": world.precision,
+        "precision": setup.precision,
         "attached": repr((sorted(attached.items()), knowing, [source_of(n) for n in attached])) if attached else "",
     }
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
-def require_disk(world: World, folder: Path, attached: Attached) -> None:
+def require_disk(setup: Setup, folder: Path, attached: Attached) -> None:
     """Refuse a training whose history would not fit, before it begins."""
     folder.mkdir(parents=True, exist_ok=True)
-    clients = len(world.data.clients)
-    sizes = {n: m.history_bytes(world.training, clients, nbytes(world.initial)) for n, m in attached.items()}
+    clients = len(setup.data.clients)
+    sizes = {n: m.history_bytes(setup.training, clients, nbytes(setup.initial)) for n, m in attached.items()}
     free = shutil.disk_usage(folder).free
     if sum(sizes.values()) > free:
         name = max(sizes, key=lambda n: sizes[n])

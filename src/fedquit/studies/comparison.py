@@ -18,11 +18,11 @@ from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.methods import METHODS
 from fedquit.running.recipe import EventRecipe, Recipe, build
 from fedquit.running.runner import require_servable, retrain_again, retrained, run, say_engine
-from fedquit.running.setup import World, open_world
+from fedquit.running.setup import Setup, build_setup
 from fedquit.running.training_cache import Reporter, require_disk
 from fedquit.studies.comparison_table import Key, Line, Outcome, Target, members, named, summarised, to_dict
 from fedquit.studies.many_models import Evidence, gathered, require_enough
-from fedquit.studies.workers import Answer, SideBySide, Task, WorkerLostError, cores
+from fedquit.studies.workers import Answer, Job, WorkerLostError, WorkerPool, cores
 from fedquit.utils.files import write_json
 from fedquit.utils.names import lookup
 
@@ -103,18 +103,18 @@ def compare(
         )
     cache = cache or out / "cache"
     variants = {name: _variant(recipe, name) for name in methods}
-    world = open_world(recipe)
-    targets = world.data.clients if targets is None else targets
+    setup = build_setup(recipe)
+    targets = setup.data.clients if targets is None else targets
     for target in targets:
-        require_servable(world, _request(recipe, target))
-    refused = _refused(world, variants, cache)
+        require_servable(setup, _request(recipe, target))
+    refused = _refused(setup, variants, cache)
     places = [(t, s) for s in range(recipe.seed, recipe.seed + seeds) for t in targets]
     blank = [Outcome(n, t, s, _folder(out, s, t, n), failure=refused.get(n, "")) for t, s in places for n in methods]
     beside = {"attached": {n: v.to_dict() for n, v in variants.items() if n not in refused}, "references": references}
     runs = {o.key: _task("run", variants[o.method], o, cache) | beside for o in blank if not o.failure}
     again = [Outcome(FLOOR, t, s, out) for t, s in places]
     floors = {o.key: _task("floor", recipe, o, cache) for o in again}
-    answers = _carried_out(runs, floors, overview, jobs or fitting_jobs(world))
+    answers = _carried_out(runs, floors, overview, jobs or fitting_jobs(setup))
     outcomes = [o if o.failure else _filled(o, answers[o.key]) for o in blank]
     floor = {(o.target, o.seed): answers[o.key]["row"] for o in again}
     lines = list(summarised(outcomes, methods, floor))
@@ -122,12 +122,12 @@ def compare(
     return lines, outcomes
 
 
-def fitting_jobs(world: World) -> int:
+def fitting_jobs(setup: Setup) -> int:
     """As many processes as there are cores for, each with the threads that its engine keeps busy; one on a GPU."""
-    say_engine(world)
-    if world.device.type != "cpu":
+    say_engine(setup)
+    if setup.device.type != "cpu":
         return 1
-    return max(1, cores() // (1 if world.chosen.name == "stacked" else torch.get_num_threads()))
+    return max(1, cores() // (1 if setup.chosen.name == "stacked" else torch.get_num_threads()))
 
 
 def _folder(out: Path, seed: int, target: Target, method: str) -> Path:
@@ -136,7 +136,7 @@ def _folder(out: Path, seed: int, target: Target, method: str) -> Path:
     return out / f"seed-{seed}" / who / method.replace(":", ".")
 
 
-def _task(do: str, recipe: Recipe, of: Outcome, cache: Path) -> Task:
+def _task(do: str, recipe: Recipe, of: Outcome, cache: Path) -> Job:
     own = _for(recipe, of.seed, of.target)
     title = f"{of.method}, {named(of.target)}, seed {of.seed}"
     data = own.data.folder  # where it lies is no part of what a recipe says of itself
@@ -145,7 +145,7 @@ def _task(do: str, recipe: Recipe, of: Outcome, cache: Path) -> Task:
 
 
 def _carried_out(
-    runs: Mapping[Key, Task], floors: Mapping[Key, Task], overview: Overview, jobs: int
+    runs: Mapping[Key, Job], floors: Mapping[Key, Job], overview: Overview, jobs: int
 ) -> dict[Key, Answer]:
     """The answer to each task; side by side, what others would wait for comes first."""
     tasks, found = {**runs, **floors}, dict[Key, Answer]()
@@ -156,7 +156,7 @@ def _carried_out(
     else:
         overview.runs(0, len(tasks), f"{jobs} processes")
         threads = max(1, torch.get_num_threads() // jobs)
-        with SideBySide(WORK, jobs, lambda number: overview.lane(number + 1), threads) as processes:
+        with WorkerPool(WORK, jobs, lambda number: overview.lane(number + 1), threads) as processes:
             for key, answer in (a for stage in _stages(runs, floors) for a in _together(processes, stage)):
                 found[key] = _sound(answer)
                 overview.runs(len(found), len(tasks), f"{tasks[key]['title']}: done")
@@ -164,7 +164,7 @@ def _carried_out(
     return found
 
 
-def _stages(runs: Mapping[Key, Task], floors: Mapping[Key, Task]) -> Iterator[list[tuple[Key, Task]]]:
+def _stages(runs: Mapping[Key, Job], floors: Mapping[Key, Job]) -> Iterator[list[tuple[Key, Job]]]:
     """First a run of each seed, which trains its Original, beside the Retrains of the other targets; then the rest."""
     first = {seed: (method, target, seed) for method, target, seed in reversed(list(runs))}.values()
     served = {(target, seed) for _, target, seed in first}
@@ -173,7 +173,7 @@ def _stages(runs: Mapping[Key, Task], floors: Mapping[Key, Task]) -> Iterator[li
     yield [*floors.items(), *((key, task) for key, task in runs.items() if key not in first)]
 
 
-def _together(processes: SideBySide, stage: Sequence[tuple[Key, Task]]) -> Iterator[tuple[Key, Answer]]:
+def _together(processes: WorkerPool, stage: Sequence[tuple[Key, Job]]) -> Iterator[tuple[Key, Answer]]:
     for number, found in processes.run([task for _, task in stage]):
         key, task = stage[number]
         if task["do"] == "retrain":
@@ -190,7 +190,7 @@ def _sound(answer: Answer) -> Answer:
     return answer
 
 
-def work(task: Task, reporter: Reporter) -> Answer:
+def work(task: Job, reporter: Reporter) -> Answer:
     """A run of one method, a Retrain for the cache, or the noise floor of a target: from JSON to JSON."""
     recipe, cache = build(Recipe, dict(task["recipe"]), "recipe"), Path(task["cache"])
     recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, folder=task["data"]))
@@ -205,7 +205,7 @@ def work(task: Task, reporter: Reporter) -> Answer:
         return {"error": str(error)}
 
 
-def _tried(recipe: Recipe, task: Task, cache: Path, reporter: Reporter) -> Answer:
+def _tried(recipe: Recipe, task: Job, cache: Path, reporter: Reporter) -> Answer:
     folder, attached = Path(task["folder"]), {n: build(Recipe, r, "recipe") for n, r in task["attached"].items()}
     methods = {name: variant.build_method() for name, variant in attached.items()}
     try:
@@ -240,12 +240,12 @@ def _variant(recipe: Recipe, name: str) -> Recipe:
     return recipe if name == recipe.method_name else dataclasses.replace(recipe, method={"name": name})
 
 
-def _refused(world: World, variants: Mapping[str, Recipe], cache: Path) -> dict[str, str]:
+def _refused(setup: Setup, variants: Mapping[str, Recipe], cache: Path) -> dict[str, str]:
     """The methods that cannot watch the training, and why."""
     found = {}
     for name, variant in variants.items():
         try:
-            require_disk(world, cache, {name: variant.build_method()})
+            require_disk(setup, cache, {name: variant.build_method()})
         except StoreError as error:
             found[name] = str(error)
     return found

@@ -22,12 +22,12 @@ from fedquit.audit.attacks.roc import FPRS, TprAt, auc, roc
 from fedquit.audit.evaluation import Set
 from fedquit.audit.metrics.forgetting_quality import forgetting_quality
 from fedquit.audit.metrics.klom import klom
-from fedquit.audit.scores import Floats, signals
+from fedquit.audit.scores import Floats, score_examples
 from fedquit.core import Params
 from fedquit.errors import InputError
 from fedquit.running.recipe import Recipe
 from fedquit.running.runner import evaluation_of, retrained, run
-from fedquit.running.setup import open_world
+from fedquit.running.setup import build_setup
 from fedquit.running.store import load_params
 from fedquit.running.training_cache import Attached, Reporter
 
@@ -117,13 +117,13 @@ def gathered(
 ) -> Evidence:
     """Run the recipe's erasure with `models` other seeds, or take them from disk, and compare."""
     require_enough(models)
-    world = open_world(recipe)
-    who = evaluation_of(world)
+    setup = build_setup(recipe)
+    who = evaluation_of(setup)
     null: Set = "holdout" if len(who.examples("holdout")[1]) else "test"
     sets = [who.examples(name) for name in ("forget", null, "test")]
 
     def phi(params: Params) -> list[Floats]:
-        return [signals(world.eyes, params, x, y).phi for x, y in sets]
+        return [score_examples(setup.evaluation_model, params, x, y).phi for x, y in sets]
 
     unlearned, oracle = [], []
     for number in range(1, models + 1):

@@ -21,9 +21,9 @@ from typing import IO, Any, cast
 from fedquit.running.training_cache import Reporter
 from fedquit.utils.names import imported
 
-Task = dict[str, Any]  # what JSON can say
+Job = dict[str, Any]  # what JSON can say
 Answer = dict[str, Any]
-Work = Callable[[Task, Reporter], Answer]
+Work = Callable[[Job, Reporter], Answer]
 
 
 def cores() -> int:
@@ -35,7 +35,7 @@ class WorkerLostError(Exception):
     """A process ended in the middle of a task."""
 
 
-class SideBySide:
+class WorkerPool:
     """Some processes that share work, for as long as the `with` lasts."""
 
     def __init__(self, work: str, jobs: int, lane: Callable[[int], Reporter], threads: int = 0) -> None:
@@ -49,16 +49,16 @@ class SideBySide:
         """
         self._workers = [_Worker(work, threads, lane(number)) for number in range(jobs)]
 
-    def __enter__(self) -> SideBySide:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
             worker.retire()
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Answer | WorkerLostError]]:
+    def run(self, tasks: Sequence[Job]) -> Iterator[tuple[int, Answer | WorkerLostError]]:
         """The answer to each task, with the task's number, as they come."""
-        waiting, answers = queue.Queue[tuple[int, Task]](), queue.Queue[tuple[int, Answer | WorkerLostError]]()
+        waiting, answers = queue.Queue[tuple[int, Job]](), queue.Queue[tuple[int, Answer | WorkerLostError]]()
         for numbered in enumerate(tasks):
             waiting.put(numbered)
 
@@ -87,7 +87,7 @@ class _Worker:
         self._lock = threading.Lock()  # one thread starts the process, another may end it
         self.retired = False
 
-    def answer(self, task: Task) -> Answer | WorkerLostError:
+    def answer(self, task: Job) -> Answer | WorkerLostError:
         process = self._running()
         with suppress(BrokenPipeError):
             _say(cast("IO[str]", process.stdin), task)

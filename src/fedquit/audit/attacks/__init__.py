@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from fedquit.audit.attacks import lira, rmia, svc, threshold
-from fedquit.audit.scores import Signals
+from fedquit.audit.scores import Scores
 
 
 class Attack(Protocol):
     """The share of suspects called members, in percent; the first line of its docstring says how."""
 
-    def __call__(self, members: Signals, outsiders: Signals, suspects: Signals, *, seed: int) -> float:
+    def __call__(self, members: Scores, outsiders: Scores, suspects: Scores, *, seed: int) -> float:
         """Learn from members and outsiders, then judge the suspects; `seed` is for what it draws."""
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import numpy as np
 from sklearn.svm import SVC
 
-from fedquit.audit.scores import Floats, Signals
+from fedquit.audit.scores import Floats, Scores
 from fedquit.errors import InputError
 
 LARGEST = 10_000  # of members, and of outsiders
 GRID = 1e-3
 
 
-def song_svc(members: Signals, outsiders: Signals, suspects: Signals, *, seed: int) -> float:
+def song_svc(members: Scores, outsiders: Scores, suspects: Scores, *, seed: int) -> float:
     """The authors' support-vector attack on the true-class confidence: the share of suspects called members."""
     return svc(members.confidence, outsiders.confidence, suspects.confidence, seed=seed)
 

@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedquit.audit.scores import SEQUENCE, Floats, Integers, Signals
+from fedquit.audit.scores import SEQUENCE, Floats, Integers, Scores
 from fedquit.errors import InputError
 
 
-def yeom(members: Signals, outsiders: Signals, suspects: Signals, *, seed: int) -> float:
+def yeom(members: Scores, outsiders: Scores, suspects: Scores, *, seed: int) -> float:
     """Yeom: suspects whose loss is at most the mean loss of all members."""
     _need(members, suspects)
     mean = float(members.loss.mean())
     return _percent(suspects.loss <= mean * (1 + 1e-12))  # a mean of equal losses may round below them
 
 
-def song_correctness(members: Signals, outsiders: Signals, suspects: Signals, *, seed: int) -> float:
+def song_correctness(members: Scores, outsiders: Scores, suspects: Scores, *, seed: int) -> float:
     """Song and Mittal: suspects that the model predicts right; the same number as their accuracy.
 
     A sequence counts where the fraction of right positions reaches a threshold, fitted like the others.
@@ -38,17 +38,17 @@ def song_correctness(members: Signals, outsiders: Signals, suspects: Signals, *,
     return _percent(suspects.correct >= 1)
 
 
-def song_confidence(members: Signals, outsiders: Signals, suspects: Signals, *, seed: int) -> float:
+def song_confidence(members: Scores, outsiders: Scores, suspects: Scores, *, seed: int) -> float:
     """Song and Mittal: suspects whose true-class confidence reaches the threshold of their class."""
     return _called(members, outsiders, suspects, "confidence", 1)
 
 
-def song_entropy(members: Signals, outsiders: Signals, suspects: Signals, *, seed: int) -> float:
+def song_entropy(members: Scores, outsiders: Scores, suspects: Scores, *, seed: int) -> float:
     """Song and Mittal: suspects whose predictive entropy is at most the threshold of their class."""
     return _called(members, outsiders, suspects, "entropy", -1)
 
 
-def song_modified_entropy(members: Signals, outsiders: Signals, suspects: Signals, *, seed: int) -> float:
+def song_modified_entropy(members: Scores, outsiders: Scores, suspects: Scores, *, seed: int) -> float:
     """Song and Mittal: suspects whose modified entropy is at most the threshold of their class."""
     return _called(members, outsiders, suspects, "modified_entropy", -1)
 
@@ -73,7 +73,7 @@ def class_thresholds(
     return {int(c): best_threshold(members[of_members == c], outsiders[of_outsiders == c]) for c in shared}
 
 
-def _called(members: Signals, outsiders: Signals, suspects: Signals, number: str, sign: int) -> float:
+def _called(members: Scores, outsiders: Scores, suspects: Scores, number: str, sign: int) -> float:
     """The share at or above the threshold of their class; where the class has none, the one of all classes together."""
     _need(members, suspects, outsiders)
     inside, outside, asked = (sign * getattr(s, number) for s in (members, outsiders, suspects))
@@ -85,7 +85,7 @@ def _called(members: Signals, outsiders: Signals, suspects: Signals, number: str
     return _percent(asked >= np.array([by_class[int(c)] for c in classes])[position])
 
 
-def _need(*sets: Signals) -> None:
+def _need(*sets: Scores) -> None:
     if not all(len(s) for s in sets):
         raise InputError("an attack needs at least one member, outsider and suspect.")
 

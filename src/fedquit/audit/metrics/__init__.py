@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far an unlearned model is from one that never saw the data: pure functions of numbers and `Signals`."""
+"""How far an unlearned model is from one that never saw the data: pure functions of numbers and `Scores`."""
 
 from __future__ import annotations
 

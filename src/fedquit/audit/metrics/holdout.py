@@ -13,7 +13,7 @@ from typing import Literal
 from scipy.stats import ks_2samp
 
 from fedquit.audit.attacks.roc import Interval, TprAt, auc, roc
-from fedquit.audit.scores import Signals
+from fedquit.audit.scores import Scores
 
 Verdict = Literal["remembered", "no trace", "over-unlearned"]
 EXACT = 1_000  # examples of a kind up to which the KS test is exact
@@ -41,7 +41,7 @@ class HoldoutNull:
         return self.verdict == "over-unlearned"
 
 
-def holdout_null(forget: Signals, holdout: Signals) -> HoldoutNull:
+def holdout_null(forget: Scores, holdout: Scores) -> HoldoutNull:
     """Compare the forget data with the same clients' hold-out, under one model."""
     exact = max(len(forget), len(holdout)) <= EXACT
     curve = roc(forget.phi, holdout.phi)

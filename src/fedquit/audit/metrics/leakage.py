@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedquit.audit.attacks.roc import FPRS, Interval, TprAt, auc, roc
-from fedquit.audit.scores import Floats, Signals
+from fedquit.audit.scores import Floats, Scores
 from fedquit.errors import InputError
 
 
@@ -25,7 +25,7 @@ class Leakage:
     tpr: tuple[TprAt, ...]  # at 1 % and 0.1 % false alarms
 
 
-def leakage(forgotten: tuple[Signals, Signals], outsiders: tuple[Signals, Signals]) -> Leakage:
+def leakage(forgotten: tuple[Scores, Scores], outsiders: tuple[Scores, Scores]) -> Leakage:
     """The score is phi before - phi after; each pair is (before, after) on the same examples.
 
     `outsiders` were never trained on, by either model; best the leaving clients' own hold-out.
@@ -35,7 +35,7 @@ def leakage(forgotten: tuple[Signals, Signals], outsiders: tuple[Signals, Signal
     return Leakage(auc(*scores), tuple(curve.tpr_at(fpr) for fpr in FPRS))
 
 
-def fall(before: Signals, after: Signals) -> Floats:
+def fall(before: Scores, after: Scores) -> Floats:
     """By how much phi fell, for each example."""
     if not np.array_equal(before.label, after.label):
         raise InputError("the two snapshots were scored on different examples: give the same ones in the same order.")

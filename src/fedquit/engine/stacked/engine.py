@@ -65,7 +65,7 @@ class Low:
             return self.model(low, x).float()
 
 
-def seeing(model: Model, precision: Precision, device: torch.device) -> Model:
+def evaluation_model_of(model: Model, precision: Precision, device: torch.device) -> Model:
     """A network as it is evaluated: in the precision in which it was trained."""
     if precision == "bf16":
         model = Low(model, (), on_gpu(device) and kernels_at_hand())
