@@ -6,8 +6,8 @@
 
 A record is one JSON file (rows of the last ten rounds in the schema of results.json, the hash of data, partition and
 training, code version, hardware, fingerprint of the final parameters) and one safetensors file (per-example scores of
-the final model in half precision). Training goes on where `--state` says; after `--seconds` it stops at a round's end, and
-the same command goes on. Weights are not recorded.
+the final model in half precision). After `--seconds` the training stops at a round's end with its state in `--state`,
+and the same command goes on from there. Weights are not recorded.
 """
 
 from __future__ import annotations
