@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedquit.errors import InputError
 
-# As on the hub under nvidia/mit-b0; written out, since what a library takes for granted changes.
+# As on the hub under nvidia/mit-b0; written out, since a library's defaults change.
 ARCHITECTURE: dict[str, Any] = {
     "num_channels": 3,
     "num_encoder_blocks": 4,
@@ -69,9 +69,9 @@ def _transformers() -> ModuleType:
 
 
 def _encoder(transformers: ModuleType, weights: str) -> dict[str, Tensor]:
-    """The tensors of a pretrained encoder, all of them from the file."""
+    """Load the tensors of a pretrained encoder; none may be missing from the file."""
     try:
-        with _hushed(transformers):
+        with _quiet(transformers):
             encoder, info = transformers.SegformerModel.from_pretrained(weights, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise InputError(_unloadable(weights)) from error
@@ -96,15 +96,16 @@ def _unloadable(weights: str) -> str:
 
 
 @contextmanager
-def _hushed(transformers: ModuleType) -> Iterator[None]:
-    """Neither progress bars nor remarks on the old head, which is left behind on purpose."""
+def _quiet(transformers: ModuleType) -> Iterator[None]:
+    """Silence progress bars and warnings about the old head, which is dropped on purpose."""
     log = transformers.utils.logging
-    loud, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    verbosity = log.get_verbosity()
+    bars = log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
         yield
     finally:
-        log.set_verbosity(loud)
+        log.set_verbosity(verbosity)
         if bars:
             log.enable_progress_bar()

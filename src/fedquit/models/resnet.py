@@ -42,7 +42,7 @@ class ResNet(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits."""
+        """Return the logits (B, C) of images (B, channels, H, W)."""
         x = _normed(self.norm, self.stem(x))
         logits: Tensor = self.head(self.blocks(x).mean((2, 3)))
         return logits
@@ -59,13 +59,12 @@ class BasicBlock(nn.Module):
         self.shortcut = shorter if stride > 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the next block sees."""
         inner, x = conv_keeping(x, self.conv1.weight, self.conv1.stride[0])
         return _normed(self.norm2, self.conv2(_normed(self.norm1, inner)), self.shortcut(x))
 
 
 def _normed(norm: nn.GroupNorm, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-    """Normalised, plus the shortcut, rectified."""
+    """Apply GroupNorm, add the shortcut, and apply ReLU."""
     return norm_relu(x, norm.num_groups, norm.weight, norm.bias, norm.eps, shortcut)
 
 

@@ -29,7 +29,7 @@ def cnn(input_shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Mo
     if width < GROUPS or width % GROUPS:
         raise InputError(f"cnn has width={width}: it must be a multiple of {GROUPS}, the groups of its GroupNorm.")
     channels, high, wide = input_shape
-    pixels = math.ceil(high / 4) * math.ceil(wide / 4)  # what two strides leave
+    pixels = math.ceil(high / 4) * math.ceil(wide / 4)  # after two strides of 2
     return nn.Sequential(
         *_block(channels, width), *_block(width, 2 * width), nn.Flatten(), nn.Linear(2 * width * pixels, classes)
     )
