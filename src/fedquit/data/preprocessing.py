@@ -110,15 +110,23 @@ class Pixels:
         return DRAWS[self.vary]
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape (C, size, size) of one image as the network reads it."""
         return (stored[0], self.size, self.size) if self.size else stored
 
     def plain(self, x: Tensor) -> Tensor:
+        """Return images (B, C, H, W) of bytes normalised and resized, without augmentation."""
         x = self._normalised(x)
         if self.size and x.shape[-2:] != (self.size, self.size):
             x = functional.interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False)
         return x
 
     def varied(self, x: Tensor, u: Tensor) -> Tensor:
+        """Return images normalised, resized and augmented.
+
+        Args:
+            x: images (B, C, H, W) of bytes.
+            u: uniform numbers in [0, 1), (B, draws): the only randomness.
+        """
         if self.vary == "rotate-pad-crop-flip":
             return _turned_and_shifted(self._normalised(x), u)
         if self.vary == "enlarge-crop-flip":
