@@ -21,7 +21,7 @@ def list_(
     kind: Annotated[str, typer.Argument(help="What to list: " + ", ".join(KINDS) + ".")],
     as_json: AsJson = False,
 ) -> None:
-    """List what there is, by name."""
+    """List what can be named in a recipe or on the command line."""
     if kind not in KINDS:
         raise unknown("kind of list", kind, KINDS)
     names = _names(kind)

@@ -65,7 +65,7 @@ class FedQUIT(Method):
 
     @property
     def distill(self) -> Distill:
-        """The leaving client's task."""
+        """The task of a leaving client."""
         decay = self.weight_decay if self.weight_decay is not None else 0.004 * (self.optimizer == "adamw")
         local = Local(self.epochs, self.batch_size, self.optimizer, self.lr, weight_decay=decay)
         return Distill(local, teacher=self.teacher, divergence=self.loss, v=self.v, tau=self.tau, k=self.k)

@@ -21,7 +21,6 @@ class Mislabel(Task):
     """Learn labels that are drawn at random; the true one may be among them."""
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
-        """Cross-entropy to the drawn labels."""
         logits = model(params, batch.x)
         classes = logits.shape[-1]
         return cross_entropy(logits, (batch.u * classes).long().clamp(max=classes - 1))

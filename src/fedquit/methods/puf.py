@@ -27,13 +27,14 @@ class PUF(Method):
     presets = {"special": {"round": "special", "strength": 2.0}}  # noqa: RUF012 - a ClassVar of the base
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """All train as ever; the leaving clients' updates are turned around."""
-        w, learn = state.params, trained.training.task_at(state.clock)
+        """Train as ever, and add the leaving clients' updates with the opposite sign, scaled by eta."""
+        w = state.params
+        learn = trained.training.task_at(state.clock)
 
         def updates() -> Iterator[Reply]:
             for r in fed.run(learn, request.clients, split="forget", start=w):
-                turned = {n: -self.strength * p for n, p in sub(r.params, w).items()}
-                yield replace(r, params=turned)
+                negated = {n: -self.strength * p for n, p in sub(r.params, w).items()}
+                yield replace(r, params=negated)
             if self.round == "regular":
                 stay = cohort(request.stay(fed.clients), trained.training.clients_per_round, fed.seed)
                 for r in fed.run(learn, stay, split="retain", start=w):

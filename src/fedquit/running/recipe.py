@@ -52,7 +52,7 @@ class DataRecipe:
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """Which network."""
+    """Which network, with which options."""
 
     name: str = "cnn"
     options: Options = field(default_factory=dict)
@@ -98,7 +98,7 @@ class EventRecipe:
 
 @dataclass(frozen=True)
 class RecoverRecipe:
-    """When the recovery is over."""
+    """When the recovery ends."""
 
     until: Literal["retrained", "retrained-mean-of-3", "rounds"] = "retrained"
     max_rounds: int = 30  # at most; with until = "rounds", exactly
