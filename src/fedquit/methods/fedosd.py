@@ -108,9 +108,7 @@ class FedOSD(Method):
         staying = fed.run(learn, stay, split="retain", start=w)
         others = [flat(w) - flat(r.params) for r in staying if r.examples]
         if not others:
-            raise RequestError(
-                "no client that stays has any data, and FedOSD needs their updates: use a method such as fedquit or not."
-            )
+            raise RequestError("no client that stays has any data, and FedOSD needs their updates: use fedquit or not.")
         return state.next(unflat(flat(w) - orthogonal_to(g_u, torch.stack(others)), w), before=before)
 
     def recover(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
