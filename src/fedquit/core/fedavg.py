@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedAvg: ordinary training, and the recovery after every unlearning.
 
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
-Data. AISTATS 2017. Each round: a cohort, local epochs from the global model, the mean of the replies with weights n_k.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks
+from Decentralized Data. AISTATS 2017. Each round: a cohort, local epochs from the global model, the
+mean of the replies with weights n_k.
 """
 
 from __future__ import annotations
@@ -84,11 +85,14 @@ def fedavg(
         clients: those from whom the cohort is drawn.
         split: which part of their data they train on.
         watch: called with the round, the parameters it started from, and each reply as it arrives.
-        after_round: called once with the round and the number of examples of each client that took part.
-        replace_task: called with the task and each client of the cohort; returns the task that the client gets.
+        after_round: called once with the round and the number of examples of each client that took
+            part.
+        replace_task: called with the task and each client of the cohort; returns the task that the
+            client gets.
 
     Returns:
-        The state after the round, with the mean of the replies, weighted by their numbers of examples.
+        The state after the round, with the mean of the replies, weighted by their numbers of
+        examples.
 
     Raises:
         NoExamplesError: if no client of the cohort has any data.

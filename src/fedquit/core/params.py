@@ -88,7 +88,8 @@ def fingerprint(a: Params) -> str:
 
 def require_finite(a: Params, whose: str) -> None:
     """Raise a NonFiniteError that names the first tensor with NaN or infinity; `whose` begins its sentence."""
-    # One number first: a finite sum has finite terms, and asking a GPU once costs a hundredth of asking for each.
+    # One number first: a finite sum has finite terms, and asking a GPU once costs a hundredth of
+    # asking for each.
     if not a or bool(torch.isfinite(torch.stack([p.sum(dtype=torch.float64) for p in a.values()]).sum())):
         return
     for name, tensor in a.items():

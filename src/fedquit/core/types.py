@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocabulary: what a federation, a client's work and an unlearning method are. Begin reading here.
 
-A *method* says what the server does in one round: a function from `State` to `State`. What a client does is a value,
-a `Task`. Between them stands a `Federation`: the method asks (`fed.run(task, clients, start=w)`) and gets replies.
-Whoever drives the rounds evaluates, stores, counts and stops; a method has no files, devices or clocks. Because the
-state is all that a method carries from round to round, a run that was killed goes on in the round where it stopped.
+A *method* says what the server does in one round: a function from `State` to `State`. What a client
+does is a value, a `Task`. Between them stands a `Federation`: the method asks
+(`fed.run(task, clients, start=w)`) and gets replies. Whoever drives the rounds evaluates, stores,
+counts and stops; a method has no files, devices or clocks. Because the state is all that a method
+carries from round to round, a run that was killed goes on in the round where it stopped.
 
 Shapes: B is the number of examples in a batch, C the number of classes, T the length of a sequence.
 """
@@ -38,7 +39,8 @@ class Batch:
         x: the examples, `(B, …)`.
         y: the labels, `(B,)`, or `(B, T)` for sequences.
         u: uniform numbers in [0, 1) of the labels' shape, drawn anew in every step.
-        fixed: uniform numbers of the labels' shape, the same whenever this client uses this example in this run.
+        fixed: uniform numbers of the labels' shape, the same whenever this client uses this example
+            in this run.
         forget: whether the present request marks the example, `(B,)` of bool.
     """
 
@@ -104,17 +106,20 @@ class Local:
 class Task(ABC):
     """What a client is asked to do with its data.
 
-    The fields are scalars, so that a task can be sent. The hooks are pure and branch-free in tensor values, so that an
-    engine may stack many clients into one computation; a loss is given for each example, so that it may pad.
+    The fields are scalars, so that a task can be sent. The hooks are pure and branch-free in tensor
+    values, so that an engine may stack many clients into one computation; a loss is given for each
+    example, so that it may pad.
 
-    The hooks share their arguments. `model` is the network, `sent` the named sets of parameters that the client
-    received (`"start"` is the global model), and `params` what is being trained.
+    The hooks share their arguments. `model` is the network, `sent` the named sets of parameters
+    that the client received (`"start"` is the global model), and `params` what is being trained.
 
     Attributes:
         local: how the client steps through its data.
-        remember: the name under which the client keeps its answer in its own memory; "" keeps nothing.
+        remember: the name under which the client keeps its answer in its own memory; "" keeps
+            nothing.
         needs: names from the client's own memory that are added to `sent`, where they exist.
-        augments: whether the task trains on augmented examples: ordinary training does, unlearning does not.
+        augments: whether the task trains on augmented examples: ordinary training does, unlearning
+            does not.
     """
 
     local: Local = Local()
@@ -189,7 +194,8 @@ class Federation(Protocol):
             sent: named sets of parameters for the task; `start` is the model to start from.
 
         Returns:
-            The replies, one at a time, in the order of `clients`. Make a list of them to read them twice.
+            The replies, one at a time, in the order of `clients`. Make a list of them to read them
+            twice.
         """
 
     def run_at_server(self, task: Task, **sent: Params) -> Params:
@@ -246,7 +252,8 @@ class State:
 
     Attributes:
         params: the global model.
-        clock: rounds of ordinary training behind these parameters; the learning-rate schedule reads it.
+        clock: rounds of ordinary training behind these parameters; the learning-rate schedule reads
+            it.
         round: rounds of this phase.
         kept: the method's own server state, by name.
     """

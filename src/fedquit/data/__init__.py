@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data sets by name, and how they are divided among clients.
 
-Your own data set is a function that returns a `Dataset`, named as `package.module:function` (docs/your-data.md).
+Your own data set is a function that returns a `Dataset`, named as `package.module:function`
+(docs/your-data.md).
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def load_dataset(name: str, /, *, folder: str | Path | None = None, **options: o
     """Load a data set.
 
     Args:
-        name: a name from `DATASETS`, or `package.module:function` for a function that returns a `Dataset`.
+        name: a name from `DATASETS`, or `package.module:function` for a function that returns a
+            `Dataset`.
         folder: where published data lies; passed on to data sets that take it.
         options: keyword arguments of the data set's function.
 
@@ -151,17 +153,20 @@ def federate(
 ) -> FederatedData:
     """Divide a data set among clients.
 
-    The server's public examples are drawn first, then the clients' parts, then the hold-out examples of each part.
+    The server's public examples are drawn first, then the clients' parts, then the hold-out
+    examples of each part.
 
     Args:
         dataset: the data set.
         partition: a name from `PARTITIONS`: iid, lda (label skew), chunks or file.
         clients: how many clients.
-        alpha: of the Dirichlet distribution of the partition `lda`; 0.1 is very uneven, 100 nearly even.
+        alpha: of the Dirichlet distribution of the partition `lda`; 0.1 is very uneven, 100 nearly
+            even.
         seed: fixes all draws.
         holdout: the fraction of each client's examples that is never trained on, rounded down.
         public: the fraction of all examples that the server keeps for itself, rounded down.
-        partition_file: for the partition `file`, a JSON file `{"0": [positions], "1": [positions], …}`.
+        partition_file: for the partition `file`, a JSON file
+            `{"0": [positions], "1": [positions], …}`.
 
     Returns:
         The positions of every client's training and hold-out examples, and of the server's.
@@ -180,7 +185,8 @@ def federate(
         raise InputError(f"partition {partition!r} reads no partition_file: set partition to 'file', or drop it.")
     everything = torch.arange(len(dataset.y))
     at_server, at_clients = _drawn(everything, public, stream(seed, "public"))
-    # A file's positions are those of the whole data set; the other partitions divide what the server has left.
+    # A file's positions are those of the whole data set; the other partitions divide what the
+    # server has left.
     source = everything if partition == "file" else at_clients
     divided = divide(dataset.y[source], clients, np.random.default_rng(seed), alpha=alpha, file=partition_file)
     parts = {c: source[p][~torch.isin(source[p], at_server)] for c, p in divided.items()}

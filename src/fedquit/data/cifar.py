@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009), from the files that their author publishes.
 
-Those files are pickles, and unpickling can run any code. So nothing is unpickled here: a reader of our own knows the
-one layout that these files have (a dictionary of texts, lists and one array of bytes) and cannot call a function.
+Those files are pickles, and unpickling can run any code. So nothing is unpickled here: a reader of
+our own knows the one layout that these files have (a dictionary of texts, lists and one array of
+bytes) and cannot call a function.
 """
 
 from __future__ import annotations
@@ -180,8 +181,9 @@ class _Unexpected(Exception):
     """The file is not in the published layout."""
 
 
-# How the files write an array: numpy's own names as fixed text between fixed signs, never looked up and never called.
-# What varies is the shape, the length, and the numbers under which a pickle would remember its parts.
+# How the files write an array: numpy's own names as fixed text between fixed signs, never looked up
+# and never called. What varies is the shape, the length, and the numbers under which a pickle would
+# remember its parts.
 _PUT = rb"(?:q.|r.{4})"
 _ARRAY = re.compile(
     b"".join(

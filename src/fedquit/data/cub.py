@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUB-200-2011 (Wah et al. 2011): photographs of 200 species of birds, with the official split.
 
-The photographs have different sizes. They are decoded once, into files of equally large images in the data folder.
-These are mapped into memory: loading takes seconds, and the system reads the images that are used.
+The photographs have different sizes. They are decoded once, into files of equally large images in
+the data folder. These are mapped into memory: loading takes seconds, and the system reads the
+images that are used.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def cub200(
     Args:
         folder: the data folder; see `fedquit.data.catalog.data_folder`.
         size: the side of an image in pixels.
-        test_crop: "resized" resizes test images like training images; "native" takes the centre of the photograph
-            as it is, which is what FedQUIT's authors evaluate on.
+        test_crop: "resized" resizes test images like training images; "native" takes the centre of
+            the photograph as it is, which is what FedQUIT's authors evaluate on.
         augment: whether ordinary training augments the images.
         progress: called while images are decoded.
     """
@@ -252,7 +253,8 @@ def _decoded(kind: Birds, folder: Path, part: Listing, size: int, crop: str, tit
             if not path.exists():  # nobody else made it meanwhile
                 _make(path, part, size, crop, title, progress)
     try:
-        # Copy on write: the file cannot be changed through the tensor, and torch needs memory that is writable.
+        # Copy on write: the file cannot be changed through the tensor, and torch needs memory that
+        # is writable.
         images = np.load(path, mmap_mode="c", allow_pickle=False)
         if images.shape != (len(part.paths), 3, size, size) or images.dtype != np.uint8:
             raise ValueError("it has another shape")

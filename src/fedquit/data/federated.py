@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A federated data set: one data set in memory, and for every client the positions of its own examples.
 
-A client's examples are training data or holdout (never trained on: forgotten data is compared with it). A request marks
-some of the training data as *forget*; the rest is *retain*. Once the request is served, the marked ones are removed.
+A client's examples are training data or holdout (never trained on: forgotten data is compared with
+it). A request marks some of the training data as *forget*; the rest is *retain*. Once the request
+is served, the marked ones are removed.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ class Dataset:
     """A data set as tensors: examples, labels, and a test set.
 
     Attributes:
-        x: the training examples, `(N, …)`: floats, tokens, or bytes that `look` preprocesses batch by batch.
+        x: the training examples, `(N, …)`: floats, tokens, or bytes that `look` preprocesses batch
+            by batch.
         y: their labels, int64 of shape `(N,)`, or `(N, T)` for sequences.
         test_x: the test examples, of the same shape and type as `x` but for their number.
         test_y: their labels.
         classes: the number of classes, C; labels run from 0 to C - 1.
-        look: how stored examples are preprocessed and augmented, such as `Pixels` for images of bytes.
+        look: how stored examples are preprocessed and augmented, such as `Pixels` for images of
+            bytes.
 
     Raises:
         InputError: for shapes, types, labels or numbers that do not fit together.
@@ -149,8 +152,8 @@ class FederatedData:
 
         Args:
             request: who asks.
-            samples: for a request for samples, the positions that each of its clients marks; otherwise None, and all
-                examples of its clients are marked.
+            samples: for a request for samples, the positions that each of its clients marks;
+                otherwise None, and all examples of its clients are marked.
 
         Raises:
             RequestError: if the request cannot be served, or `samples` do not fit it.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetch a published data set: a resumable download, a checksum, and all or nothing on disk.
 
-While it is fetched, the publisher's file lies in the data folder as `NAME.part`; `NAME.part.json` says which file it is
-a part of. An archive is unpacked in a hidden folder and renamed, so that a kill leaves the whole data set or nothing.
+While it is fetched, the publisher's file lies in the data folder as `NAME.part`; `NAME.part.json`
+says which file it is a part of. An archive is unpacked in a hidden folder and renamed, so that a
+kill leaves the whole data set or nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def fetch(
 ) -> bool:
     """Put a data set into the data folder.
 
-    An archive that the user has put there is used, and stays; a downloaded one is deleted once it is unpacked.
+    An archive that the user has put there is used, and stays; a downloaded one is deleted once it
+    is unpacked.
 
     Args:
         source: the data set.
@@ -52,7 +54,8 @@ def fetch(
         Whether it was fetched; False where it was there already.
 
     Raises:
-        StoreError: if the network, the disk or the publisher's file is at fault; the same command resumes.
+        StoreError: if the network, the disk or the publisher's file is at fault; the same command
+            resumes.
         InputError: if an archive that the user put there is not the published one.
     """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partitions: which client gets which examples.
 
-A partition is a function of the labels, the number of clients and a random generator. It returns, for every client, the
-sorted positions of its examples; the same generator gives the same ones.
+A partition is a function of the labels, the number of clients and a random generator. It returns,
+for every client, the sorted positions of its examples; the same generator gives the same ones.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def chunks(labels: Tensor, clients: int, rng: np.random.Generator, **_: object) 
 def lda(labels: Tensor, clients: int, rng: np.random.Generator, *, alpha: float, **_: object) -> dict[ClientId, Tensor]:
     """Label skew: the shares of each class are drawn from Dirichlet(alpha, …, alpha), as FedQUIT's authors do.
 
-    Client k gets round(p_k * n) of the n examples of a class. Where rounding leaves some over, nobody gets them; where
-    it runs short, the last clients get fewer. All is drawn anew while a client has nothing at all.
+    Client k gets round(p_k * n) of the n examples of a class. Where rounding leaves some over,
+    nobody gets them; where it runs short, the last clients get fewer. All is drawn anew while a
+    client has nothing at all.
     """
     if not (math.isfinite(alpha) and alpha > 0):
         raise InputError(f"alpha is {alpha}: it must be above 0 (0.1 divides the classes very unevenly, 100 evenly).")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preprocessing and augmentation: images are stored as bytes, and normalised in batches on the device.
 
-A preprocessing has two functions. `plain` is deterministic: evaluation and unlearning use it. `varied` augments, and
-takes all its randomness as uniform numbers from outside, so that runs repeat and engines agree: ordinary training uses
-it (`Task.augments`).
+A preprocessing has two functions. `plain` is deterministic: evaluation and unlearning use it.
+`varied` augments, and takes all its randomness as uniform numbers from outside, so that runs repeat
+and engines agree: ordinary training uses it (`Task.augments`).
 """
 
 from __future__ import annotations

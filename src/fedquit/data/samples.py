@@ -51,7 +51,8 @@ def choose_samples(
         For each client, the sorted positions of its chosen samples.
 
     Raises:
-        RequestError: if the fraction is not between 0 and 1, covers all of a client, or a client does not exist.
+        RequestError: if the fraction is not between 0 and 1, covers all of a client, or a client
+            does not exist.
     """
     select = lookup(SELECTIONS, how, "selection of samples")
     if not 0 < fraction < 1:

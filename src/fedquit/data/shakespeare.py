@@ -20,8 +20,8 @@ TEST_SHARE = 10  # the last tenth of every chunk
 def shakespeare(*, folder: str | Path | None = None, clients: int = 80, window: int = 80) -> Dataset:
     """Shakespeare's plays, 65 different characters: one chunk for each client, cut into windows of `window` characters.
 
-    Each target is the character that follows. With the partition `chunks` and as many clients, or a divisor of that
-    number, nobody shares a chunk.
+    Each target is the character that follows. With the partition `chunks` and as many clients, or a
+    divisor of that number, nobody shares a chunk.
     """
     return read_text(SHAKESPEARE_SOURCE, data_folder(folder), clients=clients, window=window)
 

@@ -7,7 +7,8 @@ ce      cross-entropy of the student under the teacher: kl plus a constant, with
 mse     mean over the classes of the squared difference of the probabilities
 cosine  minus the cosine similarity of the two probability vectors, from -1 (equal) to 0
 
-All take logits `(…, C)` and `(…, C)`, return `(…)`, and are computed from log-probabilities that are never clipped.
+All take logits `(…, C)` and `(…, C)`, return `(…)`, and are computed from log-probabilities that
+are never clipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedQUIT at the client: make a model forget samples, with nothing but the model and those samples.
 
-The student starts as a copy of the given model and distils a virtual teacher: the given model's own logits with the
-true class pushed down (`fedquit.distill.virtual_teacher`). This is Algorithm 1 of the paper.
+The student starts as a copy of the given model and distils a virtual teacher: the given model's own
+logits with the true class pushed down (`fedquit.distill.virtual_teacher`). This is Algorithm 1 of
+the paper.
 """
 
 from __future__ import annotations
@@ -64,15 +65,17 @@ def unlearn(
 ) -> nn.Module:
     """Return a copy of the model that has forgotten the data; the given model is left as it is.
 
-    The teacher is the given model in evaluation mode. The student learns in training mode, as the authors have it:
-    its dropout is active and its BatchNorm statistics move. It is returned in the modes the given model was in, and
-    parameters that do not require a gradient stay as they are. No global random state is read or changed: the same
-    seed gives the same student.
+    The teacher is the given model in evaluation mode. The student learns in training mode, as the
+    authors have it: its dropout is active and its BatchNorm statistics move. It is returned in the
+    modes the given model was in, and parameters that do not require a gradient stay as they are. No
+    global random state is read or changed: the same seed gives the same student.
 
     Args:
-        model: any module that maps a batch to logits `(B, C)` or `(B, T, C)`, or to an object with `.logits`.
-        data: what to forget: a map-style dataset of pairs (x, y), a tuple (x, y) of tensors, or a DataLoader of
-            such pairs, whose own batches are then taken. The last batch may be a small one; none is dropped.
+        model: any module that maps a batch to logits `(B, C)` or `(B, T, C)`, or to an object with
+            `.logits`.
+        data: what to forget: a map-style dataset of pairs (x, y), a tuple (x, y) of tensors, or a
+            DataLoader of such pairs, whose own batches are then taken. The last batch may be a
+            small one; none is dropped.
         lr: the learning rate.
         epochs: passes over the data.
         batch_size: samples per step; a DataLoader has its own.
@@ -80,7 +83,8 @@ def unlearn(
         loss: a name from `fedquit.distill.losses.LOSSES`.
         optimizer: `adam`, `adamw` or `sgd`.
         seed: fixes the order of the samples, dropout, and the labels of the teacher `random`.
-        device: where to work and where the student is returned; by default where the model's parameters are.
+        device: where to work and where the student is returned; by default where the model's
+            parameters are.
         progress: show a bar with the time left.
         teacher_options: `v` of the teacher `fixed`, `tau` of `temperature`, `k` of `topk`.
 

@@ -15,8 +15,8 @@ probability_ladder  min, and the other probabilities equally spaced in their ord
 incompetent         all logits equal, whatever the global model says
 random              one label drawn at random, whatever the global model says
 
-From `temperature` to `probability_ladder` the rules move mass among the other classes but keep S, so all of them put
-the same probability on the true class as `min`.
+From `temperature` to `probability_ladder` the rules move mass among the other classes but keep S,
+so all of them put the same probability on the true class as `min`.
 
 The rules have no branch on the value of a tensor and change nothing in place, so that they run under
 `torch.func.vmap` and `torch.compile`. They work on logarithms throughout, and in float64 wherever exponentials are
@@ -39,9 +39,11 @@ from fedquit.utils.names import lookup, unknown
 
 # Below the logit of the drawn label by enough for exp to underflow to zero, in float64 too.
 FAR = 1e4
-# Halvings of the slope's bracket: they leave an error below 1e-13 in any logit of a ladder 1e4 high.
+# Halvings of the slope's bracket: they leave an error below 1e-13 in any logit of a ladder 1e4
+# high.
 HALVINGS = 60
-# Stands in for zero where a logarithm follows; far below what can be seen next to the numbers it is added to.
+# Stands in for zero where a logarithm follows; far below what can be seen next to the numbers it is
+# added to.
 NOUGHT = 1e-290
 # The smallest temperature; any float32 logits of use stay finite when divided by it.
 COLDEST = 1e-6
@@ -92,7 +94,8 @@ def temperature(z: Tensor, y: Tensor, tau: float) -> Tensor:
     """As min, with the other logits over `tau`, then lifted together so that S stays."""
     others = ~is_true_class(z, y)
     wide = z.double()
-    # Measured from their largest, the other logits are at most zero: no small tau makes exp overflow.
+    # Measured from their largest, the other logits are at most zero: no small tau makes exp
+    # overflow.
     scaled = (wide - wide.masked_fill(~others, -math.inf).amax(-1, keepdim=True)) / tau
     return with_lowest_truth(z, y, scaled + (log_mass(wide, others) - log_mass(scaled, others)))
 
@@ -130,7 +133,8 @@ def logit_ladder(z: Tensor, y: Tensor) -> Tensor:
     wide = z.double()
     v = wide.amin(-1, keepdim=True)
     height = log_mass(wide, ~is_true_class(z, y)) - v
-    # At slope 0 the sum is M, at most e^height as v is the minimum; at height/(M-1) its last term alone is e^height.
+    # At slope 0 the sum is M, at most e^height as v is the minimum; at height/(M-1) its last term
+    # alone is e^height.
     low = torch.zeros_like(height)
     high = height / (M - 1)
     for _ in range(HALVINGS):
@@ -219,7 +223,8 @@ def teach(name: str, z: Tensor, y: Tensor, u: Tensor, *, v: float, tau: float, k
         name: a name from `TEACHERS`.
         z: the global model's logits, `(…, C)`.
         y: the true classes, `(…)`.
-        u: uniform numbers in [0, 1) of the labels' shape, the only randomness; the teacher `random` alone uses them.
+        u: uniform numbers in [0, 1) of the labels' shape, the only randomness; the teacher `random`
+            alone uses them.
         v: the true logit of the teacher `fixed`.
         tau: the temperature of the teacher `temperature`.
         k: how many classes the teacher `topk` keeps.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedAU: Unlearning during Learning: An Efficient Federated Machine Unlearning Method. Gu et al. IJCAI 2024.
 
-An auxiliary head is trained on the leaving client's data with random labels, and mixed into the model's own head: W
-<- (1 - a) W + a W_aux. The authors train it during ordinary training (preset `authors`); the comparison in FedQUIT's
-paper trains it afterwards, on the frozen body of the final model.
+An auxiliary head is trained on the leaving client's data with random labels, and mixed into the
+model's own head: W <- (1 - a) W + a W_aux. The authors train it during ordinary training (preset
+`authors`); the comparison in FedQUIT's paper trains it afterwards, on the frozen body of the final
+model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedEraser: Enabling Efficient Client-Level Data Removal from Federated Learning Models. Liu et al. IWQoS 2021.
 
-During training the server keeps every client's update of every `interval`-th round. To forget a client it replays
-them without it, from the initial model on: the remaining clients train a little from the rebuilt model, and the
-direction of their fresh update gets the length of the stored one. The first stored round is replayed as it is.
+During training the server keeps every client's update of every `interval`-th round. To forget a
+client it replays them without it, from the initial model on: the remaining clients train a little
+from the rebuilt model, and the direction of their fresh update gets the length of the stored one.
+The first stored round is replayed as it is.
 """
 
 from __future__ import annotations

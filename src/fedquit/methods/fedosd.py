@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedOSD: Federated Unlearning with Gradient Descent and Conflict Mitigation. Pan et al. AAAI 2025.
 
-In each round the leaving client descends an *unlearning cross-entropy*, -log(1 - p_y / 2), which has a bottom where
-gradient ascent has none; the server takes from its update what is orthogonal to the updates of all who stay, at the
-length it had, so that to first order no client who stays is harmed.
+In each round the leaving client descends an *unlearning cross-entropy*, -log(1 - p_y / 2), which
+has a bottom where gradient ascent has none; the server takes from its update what is orthogonal to
+the updates of all who stay, at the length it had, so that to first order no client who stays is
+harmed.
 """
 
 from __future__ import annotations

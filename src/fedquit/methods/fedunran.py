@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedUNRAN: On-Device Federated Unlearning via Random Labels. Mora et al. 2024.
 
-The leaving client trains on its own data with labels drawn at random, over all classes, anew in every step.
+The leaving client trains on its own data with labels drawn at random, over all classes, anew in
+every step.
 """
 
 from __future__ import annotations

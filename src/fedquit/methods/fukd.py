@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FUKD: Federated Unlearning with Knowledge Distillation. Wu, Zhu, Mitra. 2022.
 
-The server keeps, for every client, the sum of what it has contributed to the model. To forget one it subtracts that
-sum, which wrecks the model, and repairs it by distilling the old model on data of its own. No client takes part.
+The server keeps, for every client, the sum of what it has contributed to the model. To forget one
+it subtracts that sum, which wrecks the model, and repairs it by distilling the old model on data of
+its own. No client takes part.
 """
 
 from __future__ import annotations

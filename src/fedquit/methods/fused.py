@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FUSED: Unlearning through Knowledge Overwriting: Reversible Federated Unlearning via Selective Sparse Adapter.
 
-Zhong et al. CVPR 2025. The layers that training moved most are *critical*: they get sparse adapters, numbers added to
-a few of their weights. The model itself is frozen; the remaining clients train the adapters alone and overwrite what
-the leaving client taught. Without the adapters, the old model is back: the unlearning is reversible.
+Zhong et al. CVPR 2025. The layers that training moved most are *critical*: they get sparse
+adapters, numbers added to a few of their weights. The model itself is frozen; the remaining clients
+train the adapters alone and overwrite what the leaving client taught. Without the adapters, the old
+model is back: the unlearning is reversible.
 """
 
 from __future__ import annotations

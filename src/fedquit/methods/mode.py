@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MoDe: Federated Unlearning with Momentum Degradation. Zhao et al. IEEE Internet of Things Journal 2023.
 
-In each round, two steps. *Momentum degradation*: a second model, trained from scratch by the remaining clients, is
-mixed into the global one. *Memory guidance*: all clients train the global model on, the leaving ones on the labels
-that the degraded model gives to their data.
+In each round, two steps. *Momentum degradation*: a second model, trained from scratch by the
+remaining clients, is mixed into the global one. *Memory guidance*: all clients train the global
+model on, the leaving ones on the labels that the degraded model gives to their data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NoT: Federated Unlearning via Weight Negation. Khalil et al. CVPR 2025.
 
-The server multiplies the weights of one layer by -1 and lets the remaining clients train on. No client takes part in
-the unlearning, and the model is the same whoever leaves.
+The server multiplies the weights of one layer by -1 and lets the remaining clients train on. No
+client takes part in the unlearning, and the model is the same whoever leaves.
 """
 
 from __future__ import annotations

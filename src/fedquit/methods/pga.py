@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PGA: Federated Unlearning: How to Efficiently Erase a Client in FL? Halimi, Kadhe, Rawat, Baracaldo. 2022.
 
-The leaving client climbs its own loss within a ball around the *reference model*, what the others' mean would have
-been: w_ref = (w - a w_u) / (1 - a), with w_u its own last local model and a its share in the mean. It stops once it
-is far enough from w_u.
+The leaving client climbs its own loss within a ball around the *reference model*, what the others'
+mean would have been: w_ref = (w - a w_u) / (1 - a), with w_u its own last local model and a its
+share in the mean. It stops once it is far enough from w_u.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PUF: Federated Unlearning Made Practical: Seamless Integration via Negated Pseudo-Gradients. Mora et al. 2025.
 
-One round of ordinary training in which the leaving client's update counts negatively, and more: w + sum of the
-others' weighted updates - eta times the leaving client's. In the `special` round it is alone.
+One round of ordinary training in which the leaving client's update counts negatively, and more: w +
+sum of the others' weighted updates - eta times the leaving client's. In the `special` round it is
+alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rapid retraining: The Right to be Forgotten in Federated Learning. Liu, Xu, Yuan, Wang, Li. INFOCOM 2022.
 
-Retraining from the initial model, without the forgotten data, in fewer rounds: the clients precondition their steps
-with an estimate of the loss's curvature, the diagonal of the empirical Fisher information (or of the Hessian, as in the
-public implementations).
+Retraining from the initial model, without the forgotten data, in fewer rounds: the clients
+precondition their steps with an estimate of the loss's curvature, the diagonal of the empirical
+Fisher information (or of the Hessian, as in the public implementations).
 """
 
 from __future__ import annotations

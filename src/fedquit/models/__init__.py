@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks as functions of their parameters: `load_model("cnn", (1, 28, 28), 10)`.
 
-Your own is a factory `(input_shape, classes, **options) -> nn.Module`, named as `package.module:function`.
+Your own is a factory `(input_shape, classes, **options) -> nn.Module`, named as
+`package.module:function`.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ class FunctionalModel:
 
     def _built(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: that would reseed the accelerators too, which the fork does not cover.
+            # Not torch.manual_seed: that would reseed the accelerators too, which the fork does not
+            # cover.
             torch.default_generator.manual_seed(seed)
             module = self.build()
         if not isinstance(module, nn.Module):
@@ -125,7 +127,8 @@ def load_model(
 
     Args:
         name: a name from `MODELS`, or `package.module:function` for a factory of modules.
-        input_shape: of one example as the network reads it, such as `(3, 32, 32)`; see `Dataset.shape`.
+        input_shape: of one example as the network reads it, such as `(3, 32, 32)`; see
+            `Dataset.shape`.
         classes: the number of classes, C.
         dtype: of the parameters.
         look: how examples that are stored as bytes are preprocessed; see `Dataset.look`.
@@ -189,7 +192,8 @@ def _refuse_parameters(module: nn.Module) -> None:
     for name, p in module.named_parameters():
         reason = _unusable(p)
         if not reason and p.numel() and places.setdefault(p.data_ptr(), name) != name:
-            # Apart from the module, each would get values of its own, and the tie would be lost without a word.
+            # Apart from the module, each would get values of its own, and the tie would be lost
+            # without a word.
             reason = f"shares memory with {places[p.data_ptr()]!r}: assign the same torch.nn.Parameter to both"
         if reason:
             raise InputError(f"parameter {name!r} {reason}.")

@@ -44,7 +44,8 @@ def mit_b0(input_shape: tuple[int, ...], classes: int, *, weights: str = UNTRAIN
             "scale them up, or use another model."
         )
     transformers = _transformers()
-    # Plain attention: the fused kernels cannot be differentiated twice, which the optimizer adahessian does.
+    # Plain attention: the fused kernels cannot be differentiated twice, which the optimizer
+    # adahessian does.
     config = transformers.SegformerConfig(
         **ARCHITECTURE, **NOTHING_RANDOM, num_labels=classes, attn_implementation="eager"
     )

@@ -36,5 +36,6 @@ def cnn(input_shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Mo
 
 
 def _block(channels: int, width: int) -> list[nn.Module]:
-    # A stride costs a fifth of what pooling after a full convolution does on a CPU, and learns as well here.
+    # A stride costs a fifth of what pooling after a full convolution does on a CPU, and learns as
+    # well here.
     return [nn.Conv2d(channels, width, 3, stride=2, padding=1), nn.GroupNorm(GROUPS, width), nn.ReLU()]

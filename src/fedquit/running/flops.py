@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floating-point operations of a client's work, counted once for each kind of task and multiplied by its steps.
 
-A multiply-add counts as 2. The count covers matrix products, convolutions, attention and recurrent layers, in the
-forward and the backward pass, of everything that a task's loss computes, a teacher's forward pass included. It leaves
-out embedding lookups and elementwise work (activations, normalisation, the loss, the optimizer): a percent or two.
+A multiply-add counts as 2. The count covers matrix products, convolutions, attention and recurrent
+layers, in the forward and the backward pass, of everything that a task's loss computes, a teacher's
+forward pass included. It leaves out embedding lookups and elementwise work (activations,
+normalisation, the loss, the optimizer): a percent or two.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ def _convolution_backward(
 
 
 _aten = torch.ops.aten
-# CPU kernels for which torch's counter has no formula (a float32 LSTM, attention), and the backward pass of a
-# convolution, whose formula is wrong for groups: it counts as if every channel were connected to every other.
+# CPU kernels for which torch's counter has no formula (a float32 LSTM, attention), and the backward
+# pass of a convolution, whose formula is wrong for groups: it counts as if every channel were
+# connected to every other.
 FORMULAS: dict[object, Callable[..., int]] = {
     _aten.mkldnn_rnn_layer: _recurrent,
     _aten.mkldnn_rnn_layer_backward: _recurrent_backward,
@@ -105,8 +107,8 @@ FORMULAS: dict[object, Callable[..., int]] = {
 def step_flops(model: Model, task: Task, sent: Sent, shape: Shape, batch_size: int) -> int:
     """Count one optimizer step: the task's loss, and its backward pass to the parameters that it trains.
 
-    What a client adds from its own memory is not known here. Tasks that can begin without it are counted without; for
-    the others, the parameters in `start` take its place.
+    What a client adds from its own memory is not known here. Tasks that can begin without it are
+    counted without; for the others, the parameters in `start` take its place.
 
     Args:
         model: the network.
@@ -161,8 +163,9 @@ def batches(examples: int, local: Local) -> dict[int, int]:
 class Flops:
     """Counts the work on one network and one kind of example; each kind of task is counted once and remembered.
 
-    A loss is given for each example alone, so the cost of a step is a fixed part and a part for each example: two small
-    batches determine every batch size exactly, and a ResNet-18 is counted in a second.
+    A loss is given for each example alone, so the cost of a step is a fixed part and a part for
+    each example: two small batches determine every batch size exactly, and a ResNet-18 is counted
+    in a second.
 
     Attributes:
         model: the network.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost model of FedQUIT's paper: bytes, operations and storage of each method, by its formulas.
 
-Nothing is measured here. `running.costs` and `running.flops` count what a run really does; this module computes what
-the paper would have printed for it, so that its tables can be compared with ours (docs/costs.md).
+Nothing is measured here. `running.costs` and `running.flops` count what a run really does; this
+module computes what the paper would have printed for it, so that its tables can be compared with
+ours (docs/costs.md).
 """
 
 from __future__ import annotations
@@ -153,7 +154,8 @@ def bill(
 
     Raises:
         UnknownNameError: for a method that the tables do not have.
-        InputError: for numbers that cannot be used, or rounds of recovery for a method that has none.
+        InputError: for numbers that cannot be used, or rounds of recovery for a method that has
+            none.
     """
     rule = lookup(PAPER, method, "method")
     asked = _Asked(setting, leaving, samples)
@@ -191,7 +193,8 @@ SETTINGS: dict[str, Setting] = {
     "cifar100": _CIFAR,
     "cifar10": _CIFAR,
     "cifar100-mit": _MIT,
-    # The tables use as many examples as for CIFAR, although CUB-200 has some 600 for each of 10 clients.
+    # The tables use as many examples as for CIFAR, although CUB-200 has some 600 for each of 10
+    # clients.
     "cub200": Setting(10, 10, 50, MIT_B0_BYTES, 5_000 * MIT_B0_FLOPS, 256 * 200, 200, 5_000),
     "cifar100-100": Setting(100, 10, 600, RESNET18_BYTES, 500 * RESNET18_FLOPS),
     "cub200-100": Setting(100, 10, 200, MIT_B0_BYTES, 60 * MIT_B0_FLOPS),

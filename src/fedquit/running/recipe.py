@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe: everything that determines a run, as one short TOML file.
 
-The schema is the classes below: every key of the file is a field, and an unknown key is an error that names the nearest
-one. `extends = "other"` starts from another recipe, which may extend one more; `--set key=value` changes single keys.
+The schema is the classes below: every key of the file is a field, and an unknown key is an error
+that names the nearest one. `extends = "other"` starts from another recipe, which may extend one
+more; `--set key=value` changes single keys.
 """
 
 from __future__ import annotations

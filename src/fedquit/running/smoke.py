@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The smallest run of a recipe: seconds on a CPU, and nothing to download.
 
-The network, the method and the kind of request stay. There are a few clients with a few examples, one round, and in
-place of published data random data with the same shapes, classes and preprocessing. The results mean nothing; that the
-run ends shows that the recipe works.
+The network, the method and the kind of request stay. There are a few clients with a few examples,
+one round, and in place of published data random data with the same shapes, classes and
+preprocessing. The results mean nothing; that the run ends shows that the recipe works.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures over many models: the same erasure and the same Retrain, each with other seeds, example by example.
 
-One unlearned model against one Retrain shows how two models differ; many of each show how two *procedures* differ,
-which is what unlearning is about. The Retrains lie in the cache, so that every method uses the same ones.
+One unlearned model against one Retrain shows how two models differ; many of each show how two
+*procedures* differ, which is what unlearning is about. The Retrains lie in the cache, so that every
+method uses the same ones.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class TruePositiveRates:
 class Evidence:
     """N unlearned models against N Retrains, on the forget data.
 
-    A field that ends in `_floor` is the same measure with a Retrain in place of the unlearned model. U-LiRA has none:
-    Retrain cannot be told from itself.
+    A field that ends in `_floor` is the same measure with a Retrain in place of the unlearned
+    model. U-LiRA has none: Retrain cannot be told from itself.
 
     Attributes:
         models: N.
@@ -109,7 +110,8 @@ class Evidence:
         halves: the four measures above beside Retrain's; None with fewer than 6 models.
         ulira_accuracy: how often U-LiRA tells the two kinds apart; 0.5 means that it cannot.
         ulira_finds: true-positive rates of U-LiRA.
-        lira_auc: of offline LiRA on the first unlearned model: forget data against data that nobody trained on.
+        lira_auc: of offline LiRA on the first unlearned model: forget data against data that nobody
+            trained on.
         lira_finds: its true-positive rates.
         lira_auc_floor: of the first Retrain.
         lira_finds_floor: of the first Retrain.
@@ -143,7 +145,8 @@ class Phis:
 
     Attributes:
         forget: on the forget data.
-        outsiders: on the hold-out data of the leaving clients where there is some, else on the test set.
+        outsiders: on the hold-out data of the leaving clients where there is some, else on the test
+            set.
         population: on the test set, the population of RMIA.
     """
 
@@ -256,7 +259,8 @@ def _distances(unlearned: Floats, oracle: Floats) -> dict[str, float]:
 def _in_halves(unlearned: Floats, oracle: Floats) -> Halves:
     """Compare half of the models of either kind with the Retrains of the other half of the seeds.
 
-    These measures depend on the number of models, and Retrain against Retrain can use only half of them.
+    These measures depend on the number of models, and Retrain against Retrain can use only half of
+    them.
     """
     method_distances: list[dict[str, float]] = []
     retrain_distances: list[dict[str, float]] = []

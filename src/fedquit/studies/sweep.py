@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the unlearning rate without a Retrain.
 
-A model that never saw a client treats that client's training data like its holdout data, which comes from the same
-distribution and was never trained on. So for each rate the sweep unlearns, recovers for a few rounds, and measures how
-well the loss separates the forgotten data from the holdout data. An AUC of 0.5 means that it cannot; above 0.5, the
-data is remembered; below 0.5, it is treated worse than unseen data, which is itself a trace.
+A model that never saw a client treats that client's training data like its holdout data, which
+comes from the same distribution and was never trained on. So for each rate the sweep unlearns,
+recovers for a few rounds, and measures how well the loss separates the forgotten data from the
+holdout data. An AUC of 0.5 means that it cannot; above 0.5, the data is remembered; below 0.5, it
+is treated worse than unseen data, which is itself a trace.
 
-Where the loss cannot separate them even before unlearning, the AUC cannot choose a rate: the model has learnt the
-client's classes, not its samples. Then the sweep decides by the unlearning round itself, and says so.
+Where the loss cannot separate them even before unlearning, the AUC cannot choose a rate: the model
+has learnt the client's classes, not its samples. Then the sweep decides by the unlearning round
+itself, and says so.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Candidate:
         forget_acc: accuracy on the forget data after recovery.
         holdout_acc: accuracy on the leaving client's holdout data after recovery.
         test_acc: accuracy on the test set after recovery.
-        auc: the probability that a forgotten example has a lower loss than a holdout example, after recovery.
+        auc: the probability that a forgotten example has a lower loss than a holdout example, after
+            recovery.
         auc_low: lower end of its 95 % confidence interval.
         auc_high: upper end of its 95 % confidence interval.
     """

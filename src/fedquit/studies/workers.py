@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker processes: several jobs at once, on the cores of a CPU or on one GPU with enough memory.
 
-Jobs, answers and progress are lines of JSON between the processes; nothing is pickled. Jobs that share a cache are kept
-apart by its locks. A process that dies loses the job that it was at, not the others.
+Jobs, answers and progress are lines of JSON between the processes; nothing is pickled. Jobs that
+share a cache are kept apart by its locks. A process that dies loses the job that it was at, not the
+others.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ def lazy_exports(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Make the module functions `__getattr__` and `__dir__` of a package that exports names lazily.
 
-    A package that uses this also imports the same names under `if TYPE_CHECKING`, so that type checkers know them:
+    A package that uses this also imports the same names under `if TYPE_CHECKING`, so that type
+    checkers know them:
 
         if TYPE_CHECKING:
             from fedquit.errors import FedquitError as FedquitError

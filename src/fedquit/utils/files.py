@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Atomic writes: a file is written under a temporary name, flushed to the disk, and renamed into place.
 
-Everything that this package writes goes through here. This module needs no torch, so that a report can be made without.
+Everything that this package writes goes through here. This module needs no torch, so that a report
+can be made without.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Write a file whole or not at all.
 
     Args:
-        path: the file; its folder is made where it does not exist. What it held before stays until the new content
-            is safe on the disk.
+        path: the file; its folder is made where it does not exist. What it held before stays until
+            the new content is safe on the disk.
         content: all of its bytes.
 
     Raises:
-        StoreError: if the disk is full or the folder cannot be written to; nothing has changed then.
+        StoreError: if the disk is full or the folder cannot be written to; nothing has changed
+            then.
     """
     with _explain_write_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,8 @@ def imported(path: str, what: str) -> object:
     """Import the object that `package.module:attribute` names.
 
     Raises:
-        UnknownNameError: if the module cannot be imported or has no such attribute; `what` names the kind of thing.
+        UnknownNameError: if the module cannot be imported or has no such attribute; `what` names
+            the kind of thing.
     """
     module_name, _, attribute = path.partition(":")
     try:
