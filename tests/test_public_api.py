@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -183,6 +184,14 @@ def exported_callables() -> Iterator[object]:
                 yield thing
 
 
+def named_functions() -> dict[str, object]:
+    """What a recipe can name, with options that are arguments."""
+    from fedquit.data import DATASETS
+    from fedquit.models import MODELS
+
+    return {qualified(make): make for make in (*DATASETS.values(), *MODELS.values())}
+
+
 def own_methods(cls: type) -> Iterator[object]:
     """The public methods that a class adds to those of its bases."""
     inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
@@ -208,7 +217,7 @@ def undocumented(thing: object) -> set[str]:
 
 
 def test_every_exported_callable_documents_each_of_its_arguments() -> None:
-    things = {qualified(thing): thing for thing in exported_callables()}
+    things = {qualified(thing): thing for thing in exported_callables()} | named_functions()
     assert len(things) > 40
     missing = {name: sorted(undocumented(thing)) for name, thing in things.items() if name not in NOT_YET}
     assert {name: names for name, names in missing.items() if names} == {}
@@ -231,6 +240,15 @@ def test_a_method_with_several_arguments_documents_them_or_its_class_does() -> N
             if len(wanted) > 1 and unexplained:
                 missing[qualified(method)] = unexplained
     assert missing == {}
+
+
+def test_the_page_names_every_package_and_its_example_runs() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    for package in API:
+        assert f"| `{package}` |" in page or package == "fedquit.audit.attacks"
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    answer = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True)
+    assert answer.stdout.startswith("{0: ")
 
 
 def test_the_parser_of_docstrings_reads_sections() -> None:

@@ -38,17 +38,17 @@ def mean(replies: Iterable[Reply]) -> Params:
 
 
 def mix(a: Params, b: Params, weight: float) -> Params:
-    """Return weight * a + (1 - weight) * b."""
+    """Return weight * a + (1 - weight) * b; all have the same names and shapes."""
     return {n: weight * p + (1 - weight) * b[n] for n, p in a.items()}
 
 
 def add(a: Params, b: Params, scale: float | Tensor = 1.0) -> Params:
-    """Return a + scale * b."""
+    """Return a + scale * b; the result has the names of `a`."""
     return {n: p + scale * b[n] for n, p in a.items()}
 
 
 def sub(a: Params, b: Params) -> Params:
-    """Return a - b."""
+    """Return a - b; the result has the names of `a`."""
     return {n: p - b[n] for n, p in a.items()}
 
 

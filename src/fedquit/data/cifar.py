@@ -92,12 +92,24 @@ CIFAR100 = Cifar(
 
 
 def cifar10(*, folder: str | Path | None = None, size: int = SIDE, augment: bool = True) -> Dataset:
-    """CIFAR-10: 50,000 + 10,000 colour images of 32x32, 10 classes; `size` is the side that the network reads."""
+    """CIFAR-10: 50,000 + 10,000 colour images of 32x32, 10 classes.
+
+    Args:
+        folder: the data folder; see `fedquit.data.catalog.data_folder`.
+        size: the side in pixels of what the network reads.
+        augment: whether ordinary training augments the images.
+    """
     return read_cifar(CIFAR10, data_folder(folder), size=size, augment=augment)
 
 
 def cifar100(*, folder: str | Path | None = None, size: int = SIDE, augment: bool = True) -> Dataset:
-    """CIFAR-100 with its fine labels: 50,000 + 10,000 colour images of 32x32, 100 classes; `size` as for CIFAR-10."""
+    """CIFAR-100 with its fine labels: 50,000 + 10,000 colour images of 32x32, 100 classes.
+
+    Args:
+        folder: the data folder; see `fedquit.data.catalog.data_folder`.
+        size: the side in pixels of what the network reads.
+        augment: whether ordinary training augments the images.
+    """
     return read_cifar(CIFAR100, data_folder(folder), size=size, augment=augment)
 
 

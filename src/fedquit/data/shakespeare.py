@@ -18,10 +18,15 @@ TEST_SHARE = 10  # the last tenth of every chunk
 
 
 def shakespeare(*, folder: str | Path | None = None, clients: int = 80, window: int = 80) -> Dataset:
-    """Shakespeare's plays, 65 different characters: one chunk for each client, cut into windows of `window` characters.
+    """Shakespeare's plays as windows of characters, 65 different ones; the label of each is the next character.
 
-    Each target is the character that follows. With the partition `chunks` and as many clients, or a
-    divisor of that number, nobody shares a chunk.
+    The text is cut into one chunk for each client. With the partition `chunks` and as many clients,
+    or a divisor of that number, no two clients share a chunk.
+
+    Args:
+        folder: the data folder; see `fedquit.data.catalog.data_folder`.
+        clients: how many chunks.
+        window: characters of one example.
     """
     return read_text(SHAKESPEARE_SOURCE, data_folder(folder), clients=clients, window=window)
 

@@ -11,7 +11,14 @@ from fedquit.errors import InputError
 
 
 def char_lstm(input_shape: tuple[int, ...], classes: int, *, embedding: int = 128, hidden: int = 256) -> nn.Module:
-    """An embedding, one LSTM layer and a linear: windows (T,) of tokens below `classes` to logits (T, classes)."""
+    """An embedding, one LSTM layer and a linear: windows (T,) of tokens to logits (T, C).
+
+    Args:
+        input_shape: (T,), the length of a window.
+        classes: the number of different tokens, C.
+        embedding: size of a token's embedding.
+        hidden: units of the LSTM layer.
+    """
     if len(input_shape) != 1 or input_shape[0] < 1:
         raise InputError(f"char_lstm needs windows of tokens, of shape (T,), not {tuple(input_shape)}: use cnn or mlp.")
     if embedding < 1 or hidden < 1:

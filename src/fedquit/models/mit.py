@@ -37,7 +37,13 @@ UNTRAINED = "none"
 
 
 def mit_b0(input_shape: tuple[int, ...], classes: int, *, weights: str = UNTRAINED) -> nn.Module:
-    """MiT-B0 with a new head; `weights` of the encoder are "none", a name on the hub, or a folder."""
+    """MiT-B0, the smallest encoder of SegFormer, with a new linear head; needs the extra `transformers`.
+
+    Args:
+        input_shape: (3, height, width) of one image, 32x32 at least.
+        classes: the number of classes, C.
+        weights: of the encoder: "none" for random ones, a name on the Hugging Face hub, or a folder.
+    """
     if len(input_shape) != 3 or input_shape[0] != 3 or min(input_shape[1:]) < SMALLEST:
         raise InputError(
             f"mit_b0 needs colour images (3, height, width) from {SMALLEST}x{SMALLEST} on, not {tuple(input_shape)}: "

@@ -17,7 +17,13 @@ TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut off at two stand
 
 
 def resnet18(input_shape: tuple[int, ...], classes: int, *, groups: int = 2) -> nn.Module:
-    """A 3x3 stem without pooling, four stages of two basic blocks (64 to 512 channels), the mean, and a linear."""
+    """ResNet-18 for small images: a 3x3 stem, four stages of two basic blocks (64 to 512 channels), the mean, a linear.
+
+    Args:
+        input_shape: (channels, height, width) of one image.
+        classes: the number of classes, C.
+        groups: of each GroupNorm; must divide 64.
+    """
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise InputError(f"resnet18 needs images (channels, height, width), not {tuple(input_shape)}: use mlp.")
     if groups < 1 or WIDTHS[0] % groups:
