@@ -75,7 +75,7 @@ def test_the_weight_tensors_that_moved_most_are_critical() -> None:
 
 
 def test_without_having_seen_the_training_it_cannot_tell_and_says_so() -> None:
-    with pytest.raises(InputError, match="FUSED did not watch the training"):
+    with pytest.raises(InputError, match="FUSED has not seen the training"):
         FUSED().unlearn(Scripted(), State(net()), trained(net()), LEAVES)
 
 

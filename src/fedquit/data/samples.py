@@ -27,9 +27,9 @@ def rarest(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
     """Choose class by class, the client's rarest class first; of equally rare ones the lower number first."""
     if labels.dim() != 1:
         raise InputError(f"labels of shape {tuple(labels.shape)} have no single class for each example: use 'random'.")
-    frequency = labels.bincount()[labels]  # of each example's class
+    have = labels.bincount()[labels]  # of each example's class
     by_class = labels.argsort(stable=True)
-    return by_class[frequency[by_class].argsort(stable=True)][:count]
+    return by_class[have[by_class].argsort(stable=True)][:count]
 
 
 SELECTIONS: dict[str, Selection] = {"random": at_random, "rare": rarest}

@@ -92,7 +92,7 @@ class FUSED(Method):
     def critical(self, trained: Trained) -> list[str]:
         """Return the weight tensors that moved most during training."""
         if "moved" not in trained.memory:
-            raise InputError("FUSED did not watch the training and cannot tell which layers moved: attach it before.")
+            raise InputError("FUSED has not seen the training, and cannot tell which layers moved: attach it before.")
         moved = trained.memory["moved"]
         weights = [n for n, p in trained.params.items() if p.dim() >= 2]
         return sorted(weights, key=lambda n: -float(moved[n]))[: self.layers]

@@ -32,17 +32,9 @@ ENDINGS = {"html": ".html", "csv": ".csv", "md": ".md", "latex": ".tex", "json":
 def write_report(folders: Sequence[Path], out: Path, format: str | None = None) -> None:
     """Write one file over these runs, whole or not at all.
 
-    Args:
-        folders: of the runs. The folder of a comparison stands for all its runs, and adds the comparison's own results:
-            paired comparisons, measures over many models, and what failed.
-        out: the file.
-        format: `html` is the page; `csv` holds every row, `md` and `latex` the table with the gaps to Retrain, `json`
-            everything. By default, the ending of `out` decides.
-
-    Raises:
-        StoreError: if a folder holds no readable results, or `out` cannot be written.
-        InputError: if `format` and the ending of `out` contradict each other.
-        UnknownNameError: for a format that does not exist.
+    The folder of a comparison stands for all its runs, and adds what it found out: paired comparisons, what needs many
+    models, and what failed. `html` is the page; `csv` holds every row, `md` and `latex` the table with the gaps to
+    Retrain, `json` all of it. Unless it is given, the ending of the file tells the format.
     """
     make = lookup(FORMATS, _format_for(out, format), "format")
     if not folders:

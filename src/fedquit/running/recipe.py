@@ -226,15 +226,15 @@ class Recipe:
 
     @property
     def hash(self) -> str:
-        """A short hash of the recipe; of a partition file, the name enters and not the content."""
+        """A short name of all that it says; of a partition file it knows the name alone."""
         return hash_of(self.to_dict())
 
 
 def hash_of(recipe: Mapping[str, Any]) -> str:
-    """Return the hash of a recipe that is given as plain values, as `results.json` holds it."""
+    """The hash of a recipe in plain values, as a record holds it."""
     data = {**recipe["data"], "partition_file": Path(recipe["data"]["partition_file"]).name}
-    text = json.dumps({**recipe, "data": data}, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    said = json.dumps({**recipe, "data": data}, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
 
 def _jsonable(value: Any) -> Any:  # noqa: ANN401 - by nature

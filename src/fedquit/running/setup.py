@@ -48,9 +48,9 @@ class Setup:
     training: Training
     initial: Params
     method: Method
-    flops: Flops
-    trigger: Trigger | None = None
-    recordings: Recordings = field(default_factory=Recordings, repr=False, compare=False)
+    flops: Flops  # remembers what it has counted
+    trigger: Trigger | None = None  # the backdoor in the leaving clients' data, where the recipe asks for one
+    recordings: Recordings = field(default_factory=Recordings, repr=False, compare=False)  # what an engine keeps
 
     def fingerprint(self) -> str:
         """Return a hash of the data, the network and its first parameters: of all that a recipe only names."""

@@ -34,9 +34,9 @@ from fedquit.running.training_cache import Attached, Reporter
 
 SEED_STEP = 7_919  # between the seeds of two reference models
 LEAST = 4  # models of each kind: forgetting quality needs 3
-LEAST_IN_HALVES = 6  # models of each kind for halvings; fewer have not enough different halves
-HALVINGS = 19  # by chance, a twentieth one is farther than all of them one time in twenty
-FALLING = "forgetting_quality"  # the one measure that is lower, the farther two kinds of model are apart
+LEAST_IN_HALVES = 6  # the same for each half; fewer could not be halved in as many ways as there are halvings
+HALVINGS = 19  # of the models: by chance, a twentieth one is farther than all of them one time in twenty
+FALLING = "forgetting_quality"  # the one measure that is lower, the farther two kinds of model lie apart
 
 
 @dataclass(frozen=True)
@@ -234,13 +234,7 @@ def compared(unlearned: Phis, oracle: Phis) -> Evidence:
 
 
 def is_farther(measure: str, method: float, farthest: float) -> bool:
-    """Whether a method is farther from Retrain than Retrain itself is in any halving.
-
-    Args:
-        measure: the measure's name, a field of `Halves`.
-        method: its mean for the method.
-        farthest: its farthest value for Retrain.
-    """
+    """Whether a method lies farther from Retrain than Retrain itself in any halving."""
     return method < farthest if measure == FALLING else method > farthest
 
 

@@ -48,16 +48,16 @@ def write_atomic(path: Path, content: bytes) -> None:
     """
     with _explain_write_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name[:80]}.{secrets.token_hex(8)}")
+        beside = path.with_name(f".{path.name[:80]}.{secrets.token_hex(8)}")
         try:
-            with temporary.open("xb") as file:
+            with beside.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+            beside.replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                beside.unlink(missing_ok=True)
             raise
         flush_folder(path.parent)
 
