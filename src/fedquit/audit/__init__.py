@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model gives away: per-example scores, membership attacks, metrics, and the evaluation of a request."""
+"""What a model reveals: per-example scores, membership attacks, metrics, evaluation."""
 
 from __future__ import annotations
 

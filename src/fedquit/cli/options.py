@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that all commands on a recipe share: written once, and added to each command's own."""
+"""The options that all commands on a recipe share."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def chosen(
 
 
 def on_a_recipe(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `chosen` to a command whose function takes the recipe as its first argument."""
+    """Add the options of `chosen` to a command that takes the recipe as its first argument."""
     shared = _parameters(chosen)
     _, *own = _parameters(command)
 
@@ -62,7 +62,7 @@ def on_a_recipe(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return the parameters with their types resolved, since names of types mean nothing in another module."""
+    """Return the parameters with their types resolved, for use in another module."""
     types = get_type_hints(function, localns={"Recipe": object}, include_extras=True)  # importing it takes seconds
     parameters = inspect.signature(function).parameters.values()
     return [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=types[p.name]) for p in parameters]

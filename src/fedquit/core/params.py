@@ -87,7 +87,7 @@ def fingerprint(a: Params) -> str:
 
 
 def require_finite(a: Params, whose: str) -> None:
-    """Raise a NonFiniteError that names the first tensor with NaN or infinity; `whose` begins its sentence."""
+    """Raise a NonFiniteError for the first tensor with NaN or infinity; `whose` begins it."""
     # One number first: a finite sum has finite terms, and asking a GPU once costs a hundredth of
     # asking for each.
     if not a or bool(torch.isfinite(torch.stack([p.sum(dtype=torch.float64) for p in a.values()]).sum())):
@@ -100,7 +100,7 @@ def require_finite(a: Params, whose: str) -> None:
 
 
 def require_same_shapes(a: Params, like: Mapping[str, Tensor], whose: str) -> None:
-    """Raise an InputError where names or shapes differ from those of `like`; `whose` begins its sentence."""
+    """Raise an InputError where names or shapes differ from `like`; `whose` begins it."""
     if a.keys() != like.keys():
         differing = ", ".join(sorted(a.keys() ^ like.keys())[:3])
         raise InputError(f"{whose} has other parameters than expected ({differing}): are the models the same?")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary: what a federation, a client's work and an unlearning method are. Begin reading here.
+"""The vocabulary: federation, task, request, state, training. Begin reading here.
 
 A *method* says what the server does in one round: a function from `State` to `State`. What a client
 does is a value, a `Task`. Between them stands a `Federation`: the method asks
@@ -33,7 +33,7 @@ SERVER: ClientId = -1  # the server's own public data, for methods that need suc
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples, and two uniform random numbers for each label: the only randomness that a task gets.
+    """Some examples, and two uniform numbers for each label: all the randomness that a task gets.
 
     Attributes:
         x: the examples, `(B, …)`.
@@ -132,7 +132,7 @@ class Task(ABC):
         return sent
 
     def begin(self, sent: Sent) -> Params:
-        """Return the parameters that will be trained: all, or some that `loss` joins with `sent`."""
+        """Return the parameters to train: all, or some that `loss` joins with `sent`."""
         return sent["start"]
 
     @abstractmethod
@@ -140,7 +140,7 @@ class Task(ABC):
         """Return the loss of each example of `batch`, `(B,)`."""
 
     def after_step(self, new: Params, old: Params, sent: Sent) -> Params:
-        """Return the parameters to continue with after an optimizer step from `old` to `new`: project, or halt."""
+        """Return the parameters after an optimizer step from `old` to `new`: project, or halt."""
         return new
 
     def answer(self, params: Params, sent: Sent) -> Params:
@@ -182,7 +182,7 @@ class Federation(Protocol):
 
     @property
     def seed(self) -> int:
-        """For what the server itself draws: fixed by the run's seed, the phase, the round and the question."""
+        """Of the server's own draws: fixed by the run's seed, phase, round and question."""
 
     def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
         """Ask clients to do a task.
@@ -225,7 +225,7 @@ class Request:
     samples: bool = False
 
     def stay(self, clients: Sequence[ClientId]) -> list[ClientId]:
-        """Return those of `clients` that stay after the request; all of them where only samples leave."""
+        """Return the `clients` that stay after the request; all where only samples leave."""
         return [c for c in clients if self.samples or c not in self.clients]
 
     def check(self, clients: Sequence[ClientId]) -> None:
@@ -248,7 +248,7 @@ def _listed(clients: Sequence[ClientId]) -> str:
 
 @dataclass(frozen=True)
 class State:
-    """The state of a phase (training, unlearning, recovery) after a round: all that is needed to go on.
+    """The state of a phase (training, unlearning, recovery) after a round: enough to go on from.
 
     Attributes:
         params: the global model.
@@ -281,7 +281,7 @@ class State:
         return replace(self, round=0)
 
     def settled(self) -> State:
-        """Return the state without the method's own state, which nobody needs once a request has been served."""
+        """Return the state without the method's own, once a request has been served."""
         return replace(self, kept={})
 
 

@@ -36,7 +36,7 @@ DIGITS_TEST = 360  # of 1,797
 
 
 def fashion_mnist_mini() -> Dataset:
-    """A balanced part of Fashion-MNIST that comes with the package: 5,000 + 1,000 images of 28x28, 10 classes."""
+    """A balanced part of Fashion-MNIST: 5,000 + 1,000 images of 28x28, 10 classes."""
     packed = resources.files(__name__) / "fashion_mnist_mini.npz"
     with packed.open("rb") as file, np.load(file, allow_pickle=False) as z:
         x, y, test_x, test_y = (z[name] for name in ("x_train", "y_train", "x_test", "y_test"))
@@ -44,7 +44,7 @@ def fashion_mnist_mini() -> Dataset:
 
 
 def digits() -> Dataset:
-    """The handwritten digits that come with scikit-learn: 1,797 images of 8x8; a fixed fifth is the test set."""
+    """The digits of scikit-learn: 1,797 images of 8x8; a fixed fifth is the test set."""
     from sklearn.datasets import load_digits
 
     bundle = load_digits()
@@ -65,7 +65,7 @@ def synthetic(
     noise: float = 1.0,
     seed: int = 0,
 ) -> Dataset:
-    """Images that are a Gaussian prototype of their class plus Gaussian noise; the classes are equally frequent.
+    """Gaussian prototypes, one for each class, plus Gaussian noise; classes are equally frequent.
 
     Args:
         examples: training images.
@@ -205,7 +205,7 @@ def _split_off(
 
 
 def _drawn(positions: Tensor, fraction: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Draw that fraction of the positions, rounded down; return it and the rest, at least one. Both keep the order."""
+    """Draw a fraction of the positions, rounded down; return it and the rest, both in order."""
     n = len(positions)
     drawn = torch.zeros(n, dtype=torch.bool)
     count = min(math.floor(fraction * n + 1e-9), max(n - 1, 0))  # 0.29 of 100 are 29

@@ -50,7 +50,7 @@ class Source:
 
     @contextlib.contextmanager
     def opened(self, folder: Path) -> Iterator[Path]:
-        """Give the data set's path; raise an InputError that says what to do where it is absent or damaged."""
+        """Give the data set's path; an InputError says what to do where it is absent or damaged."""
         place = self.place(folder)
         if not place.exists():
             how = f"run `{self.command(folder)}`, or {self.by_hand(folder)}"
@@ -116,7 +116,7 @@ SHAKESPEARE_SOURCE = Source(
 
 
 def data_folder(folder: str | Path | None = None) -> Path:
-    """Return the folder given, else $FEDQUIT_DATA, else `fedquit/data` in the user's cache folder."""
+    """Return the folder given, else $FEDQUIT_DATA, else one in the user's cache folder."""
     chosen = str(folder or "") or os.environ.get("FEDQUIT_DATA", "")
     return Path(chosen).expanduser() if chosen else user_cache() / "fedquit" / "data"
 

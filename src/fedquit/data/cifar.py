@@ -151,7 +151,7 @@ def _preprocessing(kind: Cifar, size: int, augment: bool) -> Pixels:
 
 
 def _part(kind: Cifar, paths: list[Path], images: int) -> tuple[Tensor, Tensor]:
-    """Read files, one after the other, into one array of images `(N, 3, 32, 32)` and one of labels `(N,)`."""
+    """Read files, one after the other, into images `(N, 3, 32, 32)` and labels `(N,)`."""
     x = np.empty((images * len(paths), ROW), dtype=np.uint8)
     y = np.empty(images * len(paths), dtype=np.int64)
     for k, path in enumerate(paths):
@@ -221,7 +221,7 @@ class _Reader:
         self._file, self._pixels = file, pixels
 
     def dictionary(self) -> dict[str, Value]:
-        """Read the whole file. The array goes straight into `pixels`; its key in the result says that it was there."""
+        """Read the whole file; the array goes straight into `pixels`, and only its key is returned."""
         self._expect(b"\x80\x02}")
         self._put()
         self._expect(b"(")
@@ -281,7 +281,7 @@ class _Reader:
         return ahead
 
     def _put(self) -> None:
-        """Skip the memo entry that a pickle writes after each object; nothing here reads it again."""
+        """Skip the memo entry that a pickle writes after each object."""
         sign = self._take(1)
         if sign not in (b"q", b"r"):
             raise _Unexpected(f"the sign {sign!r} has no place in it")

@@ -144,7 +144,7 @@ def check_birds(kind: Birds, folder: Path, *, fast: bool = False, progress: Prog
 
 
 def read_listing(kind: Birds, place: Path) -> Listing:
-    """Read the text files, and check them against each other and against the publisher's numbers."""
+    """Read the text files, and check them against each other and the publisher's numbers."""
     images = _table(place / "images.txt")
     labels = _numbers(place / "image_class_labels.txt")
     split = _numbers(place / "train_test_split.txt")
@@ -245,7 +245,7 @@ def _decode(path: Path, size: int, crop: str) -> NDArray[np.uint8]:
 
 
 def _decoded(kind: Birds, folder: Path, part: Listing, size: int, crop: str, title: str, progress: Progress) -> Tensor:
-    """Return the images `(N, 3, size, size)`, mapped from a file that is made first where it does not exist."""
+    """Return the images `(N, 3, size, size)`, mapped from a file that is made if it is not there."""
     home = (folder if os.access(folder, os.W_OK) else user_cache() / "fedquit" / "data") / DECODED
     path = home / f"{kind.source.name}-{size}-{crop}-{_key(part, folder, size, crop)}.npy"
     if not path.exists():
@@ -264,7 +264,7 @@ def _decoded(kind: Birds, folder: Path, part: Listing, size: int, crop: str, tit
 
 
 def _key(part: Listing, folder: Path, size: int, crop: str) -> str:
-    """Return a hash of all that the decoded images depend on; of each file, its length and time of change."""
+    """Return a hash of all that the decoded images depend on: size, crop, files and their times."""
     digest = hashlib.blake2b(f"{VERSION} {size} {crop}".encode(), digest_size=8)
     for path in part.paths:
         stat = _stat(path)

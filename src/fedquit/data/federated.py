@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A federated data set: one data set in memory, and for every client the positions of its own examples.
+"""A federated data set: one data set in memory, and the positions of every client's examples.
 
 A client's examples are training data or holdout (never trained on: forgotten data is compared with
 it). A request marks some of the training data as *forget*; the rest is *retain*. Once the request
@@ -142,7 +142,7 @@ class FederatedData:
         return torch.cat([NOTHING, *(self.view(c, split) for c in chosen)])
 
     def label_counts(self) -> dict[str, list[int]]:
-        """Return each client's number of training examples of each class; {} where an example has several labels."""
+        """Return each client's examples of each class; {} where an example has several labels."""
         if self.y.dim() > 1:
             return {}
         return {str(c): self.y[at].bincount(minlength=self.dataset.classes).tolist() for c, at in self.train.items()}
@@ -172,7 +172,7 @@ class FederatedData:
         return replace(self, forget=marked)
 
     def after(self, request: Request) -> FederatedData:
-        """Return the data after the present request: without the marked examples and the clients that left."""
+        """Return the data without the marked examples and the clients that left."""
         train = {c: self.view(c, "retain") for c in request.stay(self.clients)}
         holdout = {c: positions for c, positions in self.holdout.items() if c in train}
         return replace(self, train=train, forget={}, holdout=holdout)

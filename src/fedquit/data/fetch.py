@@ -167,7 +167,7 @@ def _size(path: Path) -> int:
 
 
 def _download(url: str, part: Path, source: Source, progress: Progress, pause: float) -> None:
-    """Download until the part is complete; resume a broken connection as long as each attempt brings more."""
+    """Download until the part is complete; resume as long as each attempt brings more."""
     if not url.lower().startswith(("http://", "https://")):
         raise InputError(f"{url} is not a web address: give one that begins with https:// or http://.")
     restarts = 0
@@ -198,7 +198,7 @@ def _download(url: str, part: Path, source: Source, progress: Progress, pause: f
 
 
 def _attempt(url: str, part: Path, source: Source, progress: Progress) -> bool:
-    """Make one request; return True if the part is complete, False if it did not fit and was deleted."""
+    """Make one request; return whether the part is complete (else it did not fit, and is deleted)."""
     note = _read_note(part)
     have = _size(part)  # bytes
     if note.url != url or not (note.validator or note.length):
@@ -290,7 +290,7 @@ def _unpacking_folder(source: Source, folder: Path) -> Path:
 
 
 def _unpack(archive: Path, source: Source, folder: Path, progress: Progress) -> None:
-    """Unpack the entry of an archive in a hidden folder, and put it in its place with one rename."""
+    """Unpack the entry of an archive in a hidden folder, and rename it into place."""
     hidden = _unpacking_folder(source, folder)
     shutil.rmtree(hidden, ignore_errors=True)  # of a process that was killed: the lock is ours
     hidden.mkdir()
@@ -312,7 +312,7 @@ def _unpack(archive: Path, source: Source, folder: Path, progress: Progress) -> 
 
 
 def _wanted(member: tarfile.TarInfo, source: Source, archive: Path) -> bool:
-    """Whether a member belongs to the entry; raise an InputError for one that could reach outside the folder."""
+    """Whether a member belongs to the entry; refuse one that could reach outside the folder."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or not (member.isreg() or member.isdir()):
         raise InputError(f"{archive} holds {member.name!r}, which is no plain file below it: nothing was unpacked.")

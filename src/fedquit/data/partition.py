@@ -43,13 +43,13 @@ class Partition(Protocol):
 
 
 def stream(seed: int, *purpose: object) -> np.random.Generator:
-    """Return a random generator for one purpose, so that one more draw here changes nothing there."""
+    """Return a random generator for one purpose; draws from it change no other."""
     key = hashlib.blake2b(repr((seed, *purpose)).encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(key, "big"))
 
 
 def iid(labels: Tensor, clients: int, rng: np.random.Generator, **_: object) -> dict[ClientId, Tensor]:
-    """Random parts of equal size; where that does not come out even, the first clients get one more."""
+    """Random parts of equal size; if there is a remainder, the first clients get one more."""
     _require_enough(len(labels), clients)
     return _by_client(np.array_split(rng.permutation(len(labels)), clients))
 
@@ -61,7 +61,7 @@ def chunks(labels: Tensor, clients: int, rng: np.random.Generator, **_: object) 
 
 
 def lda(labels: Tensor, clients: int, rng: np.random.Generator, *, alpha: float, **_: object) -> dict[ClientId, Tensor]:
-    """Label skew: the shares of each class are drawn from Dirichlet(alpha, …, alpha), as FedQUIT's authors do.
+    """Label skew: the shares of each class are drawn from Dirichlet(alpha, …, alpha).
 
     Client k gets round(p_k * n) of the n examples of a class. Where rounding leaves some over,
     nobody gets them; where it runs short, the last clients get fewer. All is drawn anew while a
@@ -89,7 +89,7 @@ def lda(labels: Tensor, clients: int, rng: np.random.Generator, *, alpha: float,
 
 
 def _cuts(proportions: NDArray[np.float64], sizes: Positions) -> Positions:
-    """Return where the share of each client ends, `(classes, clients)`; never behind a class's last example."""
+    """Return where each client's share ends, `(classes, clients)`; at most the class's size."""
     counts = np.rint(proportions * sizes[:, None]).astype(np.int64)
     cuts: Positions = np.minimum(counts.cumsum(axis=1), sizes[:, None])
     return cuts
@@ -125,7 +125,7 @@ def _read(path: Path) -> dict[str, list[int]]:
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Refuse a key that comes twice: JSON keeps the last one, which would silently lose a client's data."""
+    """Refuse a key that comes twice: JSON would keep the last and lose a client's data."""
     content: dict[str, object] = {}
     for name, value in pairs:
         if name in content:

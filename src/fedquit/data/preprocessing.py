@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preprocessing and augmentation: images are stored as bytes, and normalised in batches on the device.
+"""Preprocessing and augmentation: images are stored as bytes, and normalised on the device.
 
 A preprocessing has two functions. `plain` is deterministic: evaluation and unlearning use it.
 `varied` augments, and takes all its randomness as uniform numbers from outside, so that runs repeat
@@ -39,7 +39,7 @@ class Preprocessing(Protocol):
 
     @property
     def draws(self) -> int:
-        """How many uniform numbers `varied` needs for each example; 0 where nothing is augmented."""
+        """Uniform numbers that `varied` needs for each example; 0 where nothing is augmented."""
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of one example as the network reads it, from its shape as stored."""
@@ -80,7 +80,7 @@ AS_STORED = AsStored()
 
 @dataclass(frozen=True)
 class Pixels:
-    """Images (N, C, H, W) of bytes: scaled to 0..1, normalised, and resized where the network reads another size.
+    """Images (N, C, H, W) of bytes: scaled to 0..1, normalised, and resized to what the network reads.
 
     The augmentations (`vary`) are those of FedQUIT's authors. Each is one bilinear sampling of the stored image:
     `rotate-pad-crop-flip` turns it by up to 21.6 degrees (what comes in from outside is mirrored), pads it by 2 zeros
@@ -143,7 +143,7 @@ class Pixels:
         return (x.float() / 255 - mean) / std
 
     def _cropped(self, x: Tensor, sides: Tensor, corner: Tensor, flip: Tensor) -> Tensor:
-        """Crop with these sides and corner (shares of height and width), flip, and resize to `size`."""
+        """Crop (sides and corner as shares of height and width), flip, and resize to `size`."""
         high, wide = x.shape[-2:]
         centre = sides - 1 + 2 * corner * (1 - sides)  # in the grid's coordinates, from -1 to 1
         rows = _centres(self.size or high, sides)
@@ -160,7 +160,7 @@ def _for_channels(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def _turned_and_shifted(x: Tensor, u: Tensor) -> Tensor:
-    """Rotate, pad with zeros, crop and flip, as one sampling of the source for each pixel of the result."""
+    """Rotate, pad with zeros, crop and flip, as one sampling of the source."""
     high, wide = x.shape[-2:]
     angle = (2 * u[:, 0] - 1) * ROTATION
     offset = (u[:, 1:3] * (2 * PADDING + 1)).floor().clamp(max=2 * PADDING) - PADDING  # whole pixels, y and x
@@ -192,7 +192,7 @@ def _sign(flip: Tensor) -> Tensor:
 
 
 def _random_sides(area: Tensor, ratio: Tensor) -> Tensor:
-    """Return height and width as shares of the image's, `(B, 2)`, from uniform numbers for area and ratio."""
+    """Return height and width as shares of the image's, `(B, 2)`, of random area and ratio."""
     share = AREA[0] + (AREA[1] - AREA[0]) * area
     wide_to_high = torch.exp(math.log(RATIO[0]) + (math.log(RATIO[1]) - math.log(RATIO[0])) * ratio)
     return torch.stack([(share / wide_to_high).sqrt(), (share * wide_to_high).sqrt()], -1).clamp(max=1.0)

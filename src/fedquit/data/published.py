@@ -33,7 +33,7 @@ class Check(Protocol):
     """A function that checks one data set in a data folder."""
 
     def __call__(self, folder: Path, /, *, fast: bool = False, progress: Progress = no_progress) -> str:
-        """Check the files and return, in words, what there is; raise an InputError that says what is wrong.
+        """Check the files; return, in words, what there is, or raise an InputError that says what is wrong.
 
         Args:
             folder: the data folder.

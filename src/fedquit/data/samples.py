@@ -24,7 +24,7 @@ def at_random(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
 
 
 def rarest(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
-    """Choose class by class, the client's rarest class first; of equally rare ones the lower number first."""
+    """Choose class by class, the client's rarest first; of equally rare ones the lower number."""
     if labels.dim() != 1:
         raise InputError(f"labels of shape {tuple(labels.shape)} have no single class for each example: use 'random'.")
     have = labels.bincount()[labels]  # of each example's class

@@ -18,7 +18,7 @@ TEST_SHARE = 10  # the last tenth of every chunk
 
 
 def shakespeare(*, folder: str | Path | None = None, clients: int = 80, window: int = 80) -> Dataset:
-    """Shakespeare's plays as windows of characters, 65 different ones; the label of each is the next character.
+    """Shakespeare's plays as windows of characters, 65 different ones; labels are the next characters.
 
     The text is cut into one chunk for each client. With the partition `chunks` and as many clients,
     or a divisor of that number, no two clients share a chunk.
@@ -32,7 +32,7 @@ def shakespeare(*, folder: str | Path | None = None, clients: int = 80, window: 
 
 
 def read_text(source: Source, folder: Path, *, clients: int, window: int) -> Dataset:
-    """Read a text and cut it into contiguous chunks of equal length; the last tenth of each is test data.
+    """Read a text in contiguous chunks of equal length; the last tenth of each is test data.
 
     Args:
         source: the published text.
@@ -77,7 +77,7 @@ def _tokens(path: Path) -> tuple[NDArray[np.int64], str]:
 
 
 def _windows(chunks: NDArray[np.int64], window: int) -> tuple[Tensor, Tensor]:
-    """Return windows `(N, window)` that do not overlap, in the order of the text, and the same one character later."""
+    """Return windows `(N, window)` without overlap, and the same one character later."""
     count = (chunks.shape[1] - 1) // window
     x, y = (chunks[:, at : at + count * window].reshape(-1, window) for at in (0, 1))
     return torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.ascontiguousarray(y))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedQUIT on one model, without a federation: the virtual teacher, the losses and the training loop."""
+"""FedQUIT on one model, without a federation: virtual teacher, losses and training loop."""
 
 from __future__ import annotations
 

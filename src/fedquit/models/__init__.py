@@ -43,7 +43,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 @dataclass(frozen=True)
 class FunctionalModel:
-    """A `fedquit.core.Model` from a factory of modules: parameters are arguments of every call, none are kept.
+    """A `fedquit.core.Model` from a factory of modules; parameters are arguments of every call.
 
     Attributes:
         build: makes the module; its random initialisation depends on torch's generator alone.
@@ -72,11 +72,11 @@ class FunctionalModel:
         return repr(self._module)
 
     def init(self, seed: int) -> Params:
-        """Return fresh parameters; the same seed gives the same ones, and torch's generators are left as they were."""
+        """Return fresh parameters; the seed determines them, and torch's generators stay as they were."""
         return {n: p.detach() for n, p in self._built(seed).to(self.dtype).named_parameters()}
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """Return the logits; examples `(B, …)` that are stored as bytes are preprocessed first, without augmentation.
+        """Return the logits; examples of bytes are preprocessed first, without augmentation.
 
         Args:
             params: all parameters, as `init` returns them.
@@ -97,7 +97,7 @@ class FunctionalModel:
         return logits
 
     def _buffers(self, device: torch.device) -> Params:
-        """Return the buffers on a device, and keep them there: a CUDA graph cannot copy them from elsewhere."""
+        """Return the buffers on a device, kept there for CUDA graphs, which cannot copy them."""
         if device not in self._constants:
             self._constants[device] = {n: b.to(device) for n, b in self._module.named_buffers()}
         return self._constants[device]
@@ -149,7 +149,7 @@ def load_model(
 
 
 def refuse_unsuitable(module: nn.Module) -> None:
-    """Raise an InputError that names the first layer or parameter that a federation cannot train and unlearn."""
+    """Raise an InputError for the first layer or parameter that a federation cannot train."""
     for path, layer in module.named_modules():
         where = f"layer {path!r} ({type(layer).__name__})" if path else f"the model ({type(layer).__name__})"
         if isinstance(layer, nn.DataParallel | torch.jit.ScriptModule):
@@ -187,7 +187,7 @@ def _estimates_a_norm(layer: nn.Module) -> bool:
 
 
 def _refuse_parameters(module: nn.Module) -> None:
-    """Refuse unusable parameters. One tensor under two names is fine: it is trained once, under the first."""
+    """Refuse unusable parameters. One tensor may have two names: it is trained once."""
     places: dict[int, str] = {}
     for name, p in module.named_parameters():
         reason = _unusable(p)

@@ -37,7 +37,7 @@ UNTRAINED = "none"
 
 
 def mit_b0(input_shape: tuple[int, ...], classes: int, *, weights: str = UNTRAINED) -> nn.Module:
-    """MiT-B0, the smallest encoder of SegFormer, with a new linear head; needs the extra `transformers`.
+    """MiT-B0, the smallest encoder of SegFormer, with a new linear head (extra `transformers`).
 
     Args:
         input_shape: (3, height, width) of one image, 32x32 at least.

@@ -17,7 +17,7 @@ TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut off at two stand
 
 
 def resnet18(input_shape: tuple[int, ...], classes: int, *, groups: int = 2) -> nn.Module:
-    """ResNet-18 for small images: a 3x3 stem, four stages of two basic blocks (64 to 512 channels), the mean, a linear.
+    """ResNet-18 for small images: a 3x3 stem, four stages of two basic blocks, the mean, a linear.
 
     Args:
         input_shape: (channels, height, width) of one image.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe to results: setup, training cache, unlearning, recovery, costs, and the files of a run."""
+"""From a recipe to results: setup, training cache, lifecycle, costs, and the files of a run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point operations of a client's work, counted once for each kind of task and multiplied by its steps.
+"""Floating-point operations of a client's work, counted once for each kind of task.
 
 A multiply-add counts as 2. The count covers matrix products, convolutions, attention and recurrent
 layers, in the forward and the backward pass, of everything that a task's loss computes, a teacher's
@@ -84,7 +84,7 @@ def _convolution_backward(
     *how: Any,  # noqa: ANN401 - numbers, lists and flags
     **_: object,
 ) -> int:
-    """Gradients of inputs and of weights, where they are wanted: each costs as much as the forward pass."""
+    """Gradients of inputs and weights, where wanted: each costs as much as the forward pass."""
     _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, wanted = how
     positions = x if transposed else gradient  # at each of them every weight is used once, whatever the groups
     each = 2 * x[0] * math.prod(positions[2:]) * math.prod(weight)
@@ -105,7 +105,7 @@ FORMULAS: dict[object, Callable[..., int]] = {
 
 
 def step_flops(model: Model, task: Task, sent: Sent, shape: Shape, batch_size: int) -> int:
-    """Count one optimizer step: the task's loss, and its backward pass to the parameters that it trains.
+    """Count one optimizer step: the task's loss and its backward pass.
 
     What a client adds from its own memory is not known here. Tasks that can begin without it are
     counted without; for the others, the parameters in `start` take its place.
@@ -148,7 +148,7 @@ def _on_cpu(params: Params) -> Params:
 
 
 def batches(examples: int, local: Local) -> dict[int, int]:
-    """Return the batch sizes that `engine.plan.make_plan` gives a client, and how many steps have each."""
+    """Return how many steps of each batch size `engine.plan.make_plan` gives a client."""
     if examples == 0 or local.epochs == 0:
         return {}
     per_epoch = math.ceil(examples / local.batch_size)
@@ -161,7 +161,7 @@ def batches(examples: int, local: Local) -> dict[int, int]:
 
 @dataclass
 class Flops:
-    """Counts the work on one network and one kind of example; each kind of task is counted once and remembered.
+    """Counts the work on one network and one kind of example, each kind of task once.
 
     A loss is given for each example alone, so the cost of a step is a fixed part and a part for
     each example: two small batches determine every batch size exactly, and a ResNet-18 is counted
@@ -198,7 +198,7 @@ class Flops:
 
 
 def _kind(task: Task, sent: Mapping[str, Params]) -> object:
-    """Return all that a count depends on: not the rate, the epochs or the name under which the answer is kept."""
+    """Return all that a count depends on: not the rate, the epochs or `remember`."""
     own = tuple((f.name, getattr(task, f.name)) for f in fields(task) if f.name not in ("local", "remember"))
     curved = lookup(OPTIMIZERS, task.local.optimizer, "optimizer").wants_curvature
     shapes = tuple((name, tuple((n, p.shape) for n, p in params.items())) for name, params in sorted(sent.items()))

@@ -53,7 +53,7 @@ class Setting:
     examples: int = 0
 
     def stay(self, leaving: int, samples: float = 0.0) -> int:
-        """Return how many clients take part in a round after a request; where only samples leave, all of them stay."""
+        """Return how many clients take part in a round after a request."""
         return min(self.clients_per_round, self.clients if samples else self.clients - leaving)
 
 
@@ -70,7 +70,7 @@ class Charge:
 
 @dataclass(frozen=True)
 class Bill:
-    """The cost of a request: the unlearning, the recovery, and what had to be stored during training."""
+    """The cost of a request: the unlearning, the recovery, and the storage during training."""
 
     unlearning: Charge
     recovery: Charge
@@ -94,7 +94,7 @@ class _Asked:
         return self.setting.stay(self.leaving, self.samples)
 
     def work(self, participations: float, epochs: float | None = None) -> Charge:
-        """Charge two transfers of the model for each participation, and an epoch unless `epochs` is given."""
+        """Charge two transfers of the model a participation, and an epoch unless `epochs` is given."""
         epochs = participations if epochs is None else epochs
         return Charge(2 * self.setting.model_bytes * participations, self.setting.epoch_flops * epochs)
 
@@ -108,7 +108,7 @@ def _mode(a: _Asked) -> Charge:
 
 
 def _fedau(a: _Asked) -> Charge:
-    """Charge one client's head in every round of training, and the work of all staying clients on it."""
+    """Charge one client's head in every round, and the work of all staying clients on it."""
     s = a.setting
     work = HEAD_FLOPS * s.head_weights * s.examples * a.stay * s.rounds
     return Charge(2 * 4 * (s.head_weights + s.head_biases) * s.rounds, work)
@@ -176,7 +176,7 @@ def printed(value: float) -> str:
 
 
 def times_cheaper(retrain: float, cost: float) -> float:
-    """Divide Retrain's cost *as printed* by the method's, as the tables do: 1.62e11 for 1.6157e11."""
+    """Divide Retrain's cost *as printed* (1.62e11 for 1.6157e11) by the method's."""
     return float(printed(retrain)) / cost
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The setup of a recipe: its data, divided among clients, its network, its training and its engine."""
+"""The setup of a recipe: its data, divided among clients, its network, training and engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Setup:
     recordings: Recordings = field(default_factory=Recordings, repr=False, compare=False)  # what an engine keeps
 
     def fingerprint(self) -> str:
-        """Return a hash of the data, the network and its first parameters: of all that a recipe only names."""
+        """Return a hash of what a recipe only names: data, network and first parameters."""
         data = self.data.dataset
         parts = {"test_x": data.test_x, "test_y": data.test_y}
         parts |= {f"holdout {c}": h for c, h in self.data.holdout.items()}
@@ -62,7 +62,7 @@ class Setup:
 
     @property
     def network(self) -> str:
-        """A hash of the network: its layers, its first parameters, and its source where a user brought it."""
+        """A hash of the network: layers, first parameters, and a user's own source code."""
         words = [self.model.signature(), fingerprint(self.initial), source_of(self.recipe.model.name)]
         return hashlib.blake2b("".join(words).encode(), digest_size=16).hexdigest()
 
@@ -158,7 +158,7 @@ def chosen_device(name: str) -> torch.device:
 
 
 def _probe(model: Model, initial: Params, dataset: Dataset) -> None:
-    """Run the network on one example, so that a network that does not fit the data is refused at once."""
+    """Run the network on one example, to refuse at once one that does not fit the data."""
     x, y = dataset.x[:1], dataset.y[:1]
     try:
         logits = model(initial, x)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many runs: choose an unlearning rate, compare methods with Retrain, compare procedures over many models."""
+"""Many runs: choose an unlearning rate, compare methods, compare procedures over many models."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures over many models: the same erasure and the same Retrain, each with other seeds, example by example.
+"""Measures over many models: the same erasure and the same Retrain, with other seeds.
 
 One unlearned model against one Retrain shows how two models differ; many of each show how two
 *procedures* differ, which is what unlearning is about. The Retrains lie in the cache, so that every
@@ -56,7 +56,7 @@ class InHalves:
 
 @dataclass(frozen=True)
 class Halves:
-    """The measures that depend on the number of models: the method and Retrain, with equally many of each."""
+    """The measures that depend on the number of models, with equally many for the method and Retrain."""
 
     klom: InHalves
     klom_p95: InHalves
@@ -66,7 +66,7 @@ class Halves:
 
 @dataclass(frozen=True)
 class TruePositiveRate:
-    """An attack's true-positive rate at a fixed false-positive rate, with its Clopper-Pearson interval.
+    """A true-positive rate at a fixed false-positive rate, with its Clopper-Pearson interval.
 
     Attributes:
         value: the rate, from 0 to 1.
@@ -164,7 +164,7 @@ def require_enough(models: int) -> None:
 def gathered(
     recipe: Recipe, models: int, out: Path, cache: Path, *, reporter: Reporter, attached: Attached | None = None
 ) -> Evidence:
-    """Run the recipe's erasure with other seeds, or read what lies on disk, and compare with Retrains of these seeds.
+    """Run the recipe's erasure with other seeds, or read it from disk, and compare with Retrains.
 
     Args:
         recipe: the recipe.

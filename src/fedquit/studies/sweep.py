@@ -32,7 +32,7 @@ FOLLOWED = 0.8  # the share of the forget accuracy that unlearning must take awa
 
 @dataclass(frozen=True)
 class Candidate:
-    """One rate and its results; the rate 0 is the model before unlearning. Accuracies are in percent.
+    """One rate and its results; rate 0 is the model before unlearning. Accuracies are in percent.
 
     Attributes:
         lr: the unlearning rate.
@@ -74,7 +74,7 @@ class Candidate:
 
     @property
     def verdict(self) -> str:
-        """What the confidence interval of the AUC says: "remembered", "no trace" or "worse than unseen"."""
+        """By the AUC's confidence interval: "remembered", "no trace" or "worse than unseen"."""
         if self.auc_low > 0.5:
             return "remembered"
         return "worse than unseen" if self.auc_high < 0.5 else "no trace"
@@ -122,7 +122,7 @@ def sweep_rates(
     cache: Path | None = None,
     reporter: Reporter | None = None,
 ) -> Sweep:
-    """Run the recipe's first request once for each rate, with a few recovery rounds and without Retrain.
+    """Run the recipe's first request once for each rate, with few recovery rounds and no Retrain.
 
     Args:
         recipe: the recipe; its `data.holdout` must be above 0.

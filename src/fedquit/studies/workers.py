@@ -58,7 +58,7 @@ class WorkerPool:
             worker.retire()
 
     def run(self, tasks: Sequence[Job]) -> Iterator[tuple[int, Answer | WorkerLostError]]:
-        """Yield the answer to each job, with the job's number, in the order in which they are ready."""
+        """Yield the answer to each job, with the job's number, as they are ready."""
         waiting = queue.Queue[tuple[int, Job]]()
         answers = queue.Queue[tuple[int, Answer | WorkerLostError]]()
         for numbered in enumerate(tasks):
@@ -81,7 +81,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """A process that does one job after the other; it is started when it is needed, and again when it has died."""
+    """A process that does one job after the other; it is started, and restarted, when needed."""
 
     def __init__(self, work: str, threads: int, reporter: Reporter) -> None:
         self._command = [sys.executable, "-m", "fedquit.studies.workers", work, str(threads)]

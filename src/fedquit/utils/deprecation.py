@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Old names of modules: they keep working for one minor release, with a warning that gives the new name."""
+"""Old names of modules: they work for one more minor release, and warn."""
 
 from __future__ import annotations
 

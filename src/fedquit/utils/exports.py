@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that a package exports without importing their modules: the first use of a name imports its module (PEP 562).
+"""Lazy exports: the first use of a name imports the module that it comes from (PEP 562).
 
 `import fedquit` takes milliseconds this way, although `fedquit.unlearn` needs torch.
 """

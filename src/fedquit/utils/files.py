@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic writes: a file is written under a temporary name, flushed to the disk, and renamed into place.
+"""Atomic writes: a file gets a temporary name, is flushed to the disk, and renamed into place.
 
 Everything that this package writes goes through here. This module needs no torch, so that a report
 can be made without.
@@ -63,7 +63,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def remove_half_written(folder: Path) -> None:
-    """Delete the temporary files that killed writes left in a folder; nobody else may be writing there."""
+    """Delete what killed writes left in a folder; nobody else may be writing there."""
     for path in folder.glob(".*"):
         if HALF_WRITTEN.search(path.name):
             path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Make the error for a name that does not exist; it offers the nearest known name and lists them all.
+    """Make the error for a name that does not exist; it offers the nearest one and lists all.
 
     Args:
         what: the kind of thing, such as "method".
@@ -58,7 +58,7 @@ def refuse_unknown_options(what: str, make: Callable[..., object], options: Iter
 
 
 def source_of(path: str) -> str:
-    """Return the source code of the module in `package.module:attribute`; "" where the name has no module or source."""
+    """Return the source of the module in `package.module:attribute`; "" where there is none."""
     if ":" not in path:
         return ""
     try:
