@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,7 @@ def exported_callables() -> dict[str, object]:
     """Functions and classes of the API, by the name under which they are exported."""
     callables: dict[str, object] = {}
     for package, names in API.items():
-        if package == "fedquit.flower" and importlib.util.find_spec("flwr") is None:
+        if package == "fedquit.flower" and find_spec("flwr") is None:
             continue
         module = importlib.import_module(package)
         for name in names:
