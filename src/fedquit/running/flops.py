@@ -179,7 +179,13 @@ class Flops:
     _known: dict[object, tuple[int, int]] = field(default_factory=dict, init=False, repr=False)
 
     def step(self, task: Task, sent: Sent, batch_size: int) -> int:
-        """Return the operations of one optimizer step on `batch_size` examples."""
+        """Return the operations of one optimizer step.
+
+        Args:
+            task: what the client does.
+            sent: the named sets of parameters that the client received.
+            batch_size: examples in the step.
+        """
         kind = _kind(task, sent)
         if kind not in self._known:
             small, larger = (step_flops(self.model, task, sent, self.shape, n) for n in (SMALL, LARGER))
@@ -189,7 +195,13 @@ class Flops:
         return fixed + batch_size * each
 
     def at_client(self, task: Task, sent: Sent, examples: int) -> int:
-        """Return the operations of a client with `examples` examples for a whole task."""
+        """Return the operations of a client for a whole task.
+
+        Args:
+            task: what the client does.
+            sent: the named sets of parameters that the client received.
+            examples: how many examples the client has.
+        """
         return sum(n * self.step(task, sent, size) for size, n in batches(examples, task.local).items())
 
     def at_server(self, task: Task, sent: Sent) -> int:

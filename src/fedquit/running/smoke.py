@@ -90,7 +90,15 @@ def _data(spec: DataRecipe, clients: int) -> DataRecipe:
 def images(
     *, like: str, examples: int, size: int | None = None, augment: bool = True, test_crop: str = "resized"
 ) -> Dataset:
-    """Random pixels, stored and preprocessed as those of CIFAR-10, CIFAR-100 or CUB-200, read at 64x64 at most."""
+    """Random pixels, stored and preprocessed as those of a published data set.
+
+    Args:
+        like: cifar10, cifar100 or cub200.
+        examples: training images.
+        size: the side in pixels that the network would read; at most 64 is read.
+        augment: whether ordinary training augments the images.
+        test_crop: accepted as an option of cub200, without effect.
+    """
     if like == "cub200":
         side = min(size or LARGEST, LARGEST)
         classes = Birds().classes
@@ -113,7 +121,13 @@ def images(
 
 
 def text(*, examples: int, window: int = 80, clients: int | None = None) -> Dataset:
-    """Windows of random characters, each with the next one as its target; there is no text to cut for `clients`."""
+    """Windows of random characters; the label of each character is the next one.
+
+    Args:
+        examples: training windows.
+        window: characters of one example.
+        clients: accepted as an option of shakespeare, without effect.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def drawn(count: int) -> tuple[Tensor, Tensor]:
@@ -124,7 +138,14 @@ def text(*, examples: int, window: int = 80, clients: int | None = None) -> Data
 
 
 def few(*, of: str, options: dict[str, object], examples: int, folder: str | Path | None = None) -> Dataset:
-    """A few examples of another data set, spread evenly over it."""
+    """A few examples of another data set, spread evenly over it.
+
+    Args:
+        of: the name of the data set.
+        options: its options.
+        examples: training examples to take.
+        folder: the data folder, passed on to the data set.
+    """
     whole = load_dataset(of, folder=folder, **options)
     at = _spread(len(whole.y), examples)
     test_at = _spread(len(whole.test_y), TEST_EXAMPLES)

@@ -30,10 +30,15 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
 
 
 def lookup(table: Mapping[str, T], name: str, what: str) -> T:
-    """Return the entry `name` of a table.
+    """Return an entry of a table.
+
+    Args:
+        table: the entries by name.
+        name: the name to look up.
+        what: the kind of thing that the table holds, for the error.
 
     Raises:
-        UnknownNameError: if there is none; `what` says what kind of thing the table holds.
+        UnknownNameError: if there is no such entry; it offers the nearest name.
     """
     if name not in table:
         raise unknown(what, name, table)
