@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Soft forgetting: a method of one's own, in one file. docs/add-a-method.md walks through it.
+"""Soft forgetting: your own method in one file. docs/add-a-method.md walks through it.
 
-The leaving client distils a teacher that stands between the model it was given and the uniform distribution. With
-several steps the teacher moves there round by round, always from the model as it was before the unlearning.
+The leaving client distils a teacher between the model it received and the uniform distribution. With several steps the
+teacher moves towards the latter round by round, always from the model as it was before the unlearning.
 """
 
 from __future__ import annotations

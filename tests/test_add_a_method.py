@@ -32,7 +32,7 @@ from worlds import tiny
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "docs" / "add-a-method.md").read_text()
 EXAMPLE = ROOT / "examples" / "my_method.py"
-PAGES = {name: "references" if name in ("natural", "retrain") else name for name in METHODS}
+PAGES = {name: "baselines" if name in ("natural", "retrain") else name for name in METHODS}
 REQUESTS: dict[str, dict[str, Any]] = {
     "client": {"clients": [1]},
     "several": {"clients": [1, 2]},

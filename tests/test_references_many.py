@@ -18,7 +18,17 @@ from fedquit.running.recipe import build
 from fedquit.running.training_cache import Silent
 from fedquit.studies.comparison import compare
 from fedquit.studies.comparison_table import Outcome, summarised
-from fedquit.studies.many_models import Evidence, Finds, Found, Halves, InHalves, Phis, compared, gathered, is_farther
+from fedquit.studies.many_models import (
+    Evidence,
+    Halves,
+    InHalves,
+    Phis,
+    TruePositiveRate,
+    TruePositiveRates,
+    compared,
+    gathered,
+    is_farther,
+)
 from worlds import tiny
 
 RNG = np.random.default_rng(0)
@@ -115,9 +125,9 @@ def test_evidence_survives_json() -> None:
 
 def test_over_several_targets_the_means_are_judged(tmp_path: Path) -> None:
     near, far = (compared(drawn(shift, 6, seed=10), drawn(0.0, 6, seed=11)) for shift in (0.0, 5.0))
-    few, many_enough = Found(0.1, 0.0, 0.4, enough=False), Found(0.5, 0.2, 0.8, enough=True)
-    near = dataclasses.replace(near, lira_finds=Finds(many_enough, few))
-    far = dataclasses.replace(far, lira_finds=Finds(many_enough, many_enough))
+    few, many_enough = TruePositiveRate(0.1, 0.0, 0.4, enough=False), TruePositiveRate(0.5, 0.2, 0.8, enough=True)
+    near = dataclasses.replace(near, lira_finds=TruePositiveRates(many_enough, few))
+    far = dataclasses.replace(far, lira_finds=TruePositiveRates(many_enough, many_enough))
 
     def halved(klom: float, quality: float, like: Evidence) -> Evidence:
         halves = {name: InHalves(0.0, 0.0, 0.0) for name in MEASURES}

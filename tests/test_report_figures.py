@@ -663,7 +663,7 @@ def test_a_file_that_promises_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="unknown format 'markdown': known are csv, html"):
+    with pytest.raises(UnknownNameError, match="unknown format 'markdown': choose one of csv, html"):
         write_report([tmp_path], tmp_path / "x", "markdown")
     with pytest.raises(UnknownNameError, match="unknown format 'latx': did you mean 'latex'"):
         write_report([tmp_path], tmp_path / "x", "latx")

@@ -460,14 +460,14 @@ def test_an_unknown_teacher_is_answered_with_the_nearest_name() -> None:
 @pytest.mark.parametrize(
     ("teacher", "option", "valid"),
     [
-        ("topk", "kk", "known are k"),
-        ("topk", "tau", "known are k"),
-        ("min", "v", "known are none"),
-        ("fixed", "u", "known are v"),
-        ("min", "seed", "known are none"),
-        ("random", "u", "known are seed"),
-        ("random", "v", "known are seed"),
-        ("temperature", "seed", "known are tau"),
+        ("topk", "kk", "choose one of k"),
+        ("topk", "tau", "choose one of k"),
+        ("min", "v", "there is none to choose from"),
+        ("fixed", "u", "choose one of v"),
+        ("min", "seed", "there is none to choose from"),
+        ("random", "u", "choose one of seed"),
+        ("random", "v", "choose one of seed"),
+        ("temperature", "seed", "choose one of tau"),
     ],
 )
 def test_an_option_that_does_not_apply_is_answered_with_those_that_do(teacher: str, option: str, valid: str) -> None:

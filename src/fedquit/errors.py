@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that can go wrong in a way a user can mend.
+"""The errors that a user can correct.
 
 FedquitError                 the command line prints its one sentence and exits with 2
 ├── InputError (ValueError)  data, labels, logits, shapes or numbers that cannot be used

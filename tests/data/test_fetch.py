@@ -263,7 +263,7 @@ def test_without_a_network_a_sentence_says_what_to_fetch_and_where_to_put_it(tmp
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://example.org/x", "tiny.tar.gz"])
 def test_only_the_web_is_asked(url: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no address on the web"):
+    with pytest.raises(InputError, match="is not a web address"):
         fetch(tiny(), tmp_path, url=url)
 
 

@@ -195,7 +195,7 @@ def test_lda_refuses_labels_that_are_sequences() -> None:
 
 @pytest.mark.parametrize("name", ["iid", "lda", "chunks"])
 def test_more_clients_than_examples_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match="3 examples cannot be dealt out to 4 clients"):
+    with pytest.raises(InputError, match="3 examples cannot be divided among 4 clients"):
         deal(name, labels_of(3, 2), 4)
     with pytest.raises(InputError, match="at least one"):
         deal(name, labels_of(3, 2), 0)

@@ -341,7 +341,7 @@ def test_unknown_models_and_options_offer_the_nearest() -> None:
         load_model("mpl", (4,), 2)
     with pytest.raises(UnknownNameError, match="unknown option of model 'mlp' 'hiden': did you mean 'hidden'"):
         load_model("mlp", (4,), 2, hiden=3)
-    with pytest.raises(UnknownNameError, match="known are width"):
+    with pytest.raises(UnknownNameError, match="choose one of width"):
         load_model("cnn", (1, 8, 8), 2, foo=3)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. Heavy imports stay inside the commands, so that help and version come at once."""
+"""The command line. Heavy imports stay inside the commands, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app.add_typer(flower.app, name="flower")
 
 
 def main() -> None:
-    """Run a command; a fault that a user can mend is one sentence and exit code 2."""
+    """Run a command; an error that a user can correct is one sentence and exit code 2."""
     try:
         app()
     except FedquitError as error:

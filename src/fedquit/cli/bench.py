@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedquit bench`: how fast, and how large, on this machine."""
+"""`fedquit bench`: times and memory on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fedquit.bench.measure import Bench, Figure
 
-app = typer.Typer(help="Measure how fast and how large, on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Measure times and memory on this machine.", no_args_is_help=True)
 
 Out = Annotated[Path | None, typer.Option(help="Also write the figures there, as JSON.")]
 OutFolder = Annotated[Path | None, typer.Option(help="Also write JSON and a plot into this folder.")]
@@ -29,7 +29,7 @@ Repeats = Annotated[int, typer.Option(help="How often each is measured; the medi
 
 @app.callback()
 def benches() -> None:
-    """Measure how fast and how large, on this machine."""
+    """Measure times and memory on this machine."""
 
 
 @app.command(name="eval")
@@ -42,7 +42,7 @@ def evaluation(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """What the evaluation, the support-vector attack and a report over many runs cost."""
+    """Measure the evaluation, the support-vector attack and a report over many runs."""
     from fedquit.bench.evaluation import Sizes, measured
 
     show(measured(device, repeats, Sizes(images=images, steps=steps, runs=runs)), out, as_json=as_json)
@@ -50,7 +50,7 @@ def evaluation(
 
 @app.command(name="data")
 def data(data_dir: DataDir = None, repeats: Repeats = 3, out: Out = None, as_json: AsJson = False) -> None:
-    """What loading CIFAR-100 and holding a hundred clients takes, and what the input takes of a training step."""
+    """Measure loading CIFAR-100, the memory of a hundred clients, and the input's part of a training step."""
     from fedquit.bench.data import measured
 
     show(measured(data_dir, repeats), out, as_json=as_json)
@@ -60,14 +60,14 @@ def data(data_dir: DataDir = None, repeats: Repeats = 3, out: Out = None, as_jso
 def round_(
     device: Device = "cpu",
     peers: Annotated[str, typer.Option(help="Other frameworks, with commas between: flower, pfl, fluke.")] = "",
-    turns: Annotated[int, typer.Option(help="How often each way has its turn.")] = 7,
+    turns: Annotated[int, typer.Option(help="How often each is measured.")] = 7,
     steps: Annotated[int, typer.Option(help="On a CPU: steps a client of ResNet-18, from which to scale.")] = 10,
     large: Annotated[bool, typer.Option(help="Also the ResNet-18.")] = True,
     only: Annotated[str, typer.Option(help="One setting: digits, cifar, text or transformer.")] = "",
     out: OutFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """How long a round of training takes: our engines, a plain loop and other frameworks, taking turns."""
+    """Measure a round of training: our engines, a plain loop and other frameworks, taking turns."""
     from fedquit.bench.rounds import drawn, measured
     from fedquit.utils.files import write_json
 
@@ -76,8 +76,8 @@ def round_(
             write_json(out / "round.json", bench.to_dict())
 
     others = [name.strip() for name in peers.split(",") if name.strip()]
-    found = measured(device, peers=others, only=only, turns=turns, steps=steps, large=large, tell=written)
-    _keep(found, "round", out, as_json, drawn)
+    bench = measured(device, peers=others, only=only, turns=turns, steps=steps, large=large, tell=written)
+    _write(bench, "round", out, as_json, drawn)
 
 
 @app.command(name="unlearn")
@@ -88,29 +88,29 @@ def unlearn(
     out: OutFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """What FedQUIT's unlearning round on 5,000 images and the evaluation of 60,000 take."""
+    """Measure FedQUIT's unlearning round on 5,000 images and the evaluation of 60,000."""
     from fedquit.bench.scale import bars, unlearning
 
-    _keep(unlearning(device, repeats=repeats, steps=steps), "unlearn", out, as_json, bars)
+    _write(unlearning(device, repeats=repeats, steps=steps), "unlearn", out, as_json, bars)
 
 
 @app.command(name="scale")
 def scale(device: Device = "cpu", repeats: Repeats = 3, out: OutFolder = None, as_json: AsJson = False) -> None:
-    """A thousand clients, a hundred a round: that the cost is a line in the work, and the server holds few replies."""
+    """Check, with a thousand clients, that the cost grows linearly and the server holds few replies at once."""
     from fedquit.bench.scale import drawn, scaling
 
-    _keep(scaling(device, repeats=repeats), "scale", out, as_json, drawn)
+    _write(scaling(device, repeats=repeats), "scale", out, as_json, drawn)
 
 
 @app.command(name="agree")
 def agree(device: Device = "cpu", out: OutFolder = None, as_json: AsJson = False) -> None:
-    """That every engine computes what the sequential one does; exit code 1 where it does not."""
+    """Check that every engine computes what the sequential one does; exit code 1 where it does not."""
     from fedquit.bench.agree import measured
 
-    _keep(measured(device), "agree", out, as_json)
+    _write(measured(device), "agree", out, as_json)
 
 
-def _keep(
+def _write(
     bench: Bench, name: str, out: Path | None, as_json: bool, drawn: Callable[[Bench, Path], None] | None = None
 ) -> None:
     """Show the figures; where a folder is given, write them there and draw them."""
@@ -122,7 +122,7 @@ def _keep(
 
 
 def show(bench: Bench, out: Path | None, *, as_json: bool) -> None:
-    """Print the figures, and write them where asked; a limit that was not kept is exit code 1."""
+    """Print the figures, write them to `out` if given, and exit with code 1 where a limit was not kept."""
     from fedquit.utils.files import write_json
 
     if out is not None:
@@ -144,9 +144,10 @@ def _print(bench: Bench) -> None:
     for figure in bench.figures:
         table.add_row(figure.name, *_cells(figure), figure.note)
     screen.print(table)
-    told = bench.to_dict()
-    on = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in told["machine"].items())
-    screen.print(f"On {on}; {', '.join(f'{k} {v}' for k, v in told['versions'].items())}.", **PLAIN)
+    record = bench.to_dict()
+    machine = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in record["machine"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    screen.print(f"On {machine}; {versions}.", **PLAIN)
 
 
 def _cells(figure: Figure) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedquit data`: fetch the published data sets, and see whether those that are here are whole."""
+"""`fedquit data`: fetch the published data sets, and check whether those on disk are complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ app = typer.Typer(help="Fetch and check the published data sets.", no_args_is_he
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data lies; else $FEDQUIT_DATA, else the user's cache folder.")
 ]
-LINES = 10  # that a step prints on its way where there is no terminal
+LINES = 10  # that a step prints where there is no terminal
 COLOURS = {"complete": "green", "absent": "dim", "damaged": "red"}
 
 
@@ -53,7 +53,7 @@ class Steps:
         self._bars.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """So much of a step is done."""
+        """Show that `done` of `total` of a step is done."""
         if not err.is_terminal:
             self._print(what, done, total)
             return
@@ -70,7 +70,7 @@ class Steps:
 
 
 def _amount(total: int) -> str:
-    """A count, or bytes where there are many."""
+    """Format a count, or megabytes where it is large."""
     return f"{total / 1e6:,.1f} MB" if total >= 1e6 else f"{total:,}"
 
 
@@ -103,13 +103,15 @@ def check(
     fast: Annotated[bool, typer.Option("--fast", help="Do not decode every image.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """See which published data sets are here and whole; exit code 1 where one is damaged."""
+    """Check which published data sets are here and complete; exit code 1 where one is damaged."""
     from fedquit.data import published
     from fedquit.data.catalog import data_folder
 
-    wanted, folder, findings = names or list(published.PUBLISHED), data_folder(data_dir), []
+    wanted = names or list(published.PUBLISHED)
+    folder = data_folder(data_dir)
+    findings = []
     for name in wanted:
-        published.find(name)  # a wrong name is told before the first long check
+        published.find(name)  # a wrong name is an error before the first long check
     for name in wanted:
         with Steps(name) as steps:
             findings.append(published.check(name, folder, fast=fast, progress=steps))
@@ -125,7 +127,7 @@ def _table(findings: list[Finding]) -> Table:
     table = Table(**LOOK)
     for column in ("set", "state", "where", "details"):
         table.add_column(column, overflow="fold")
-    for found in findings:
-        state = f"[{COLOURS[found.state]}]{found.state}[/]"
-        table.add_row(found.name, state, escape(str(found.path)), escape(found.details))
+    for finding in findings:
+        state = f"[{COLOURS[finding.state]}]{finding.state}[/]"
+        table.add_row(finding.name, state, escape(str(finding.path)), escape(finding.details))
     return table

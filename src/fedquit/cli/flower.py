@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that start and watch a federation on Flower: demo, serve, node."""
+"""`fedquit flower`: start and supervise a federation on Flower (demo, serve, node)."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ Insecure = Annotated[
 
 
 def say(line: str) -> None:
-    """A line with the time of day."""
+    """Print a line with the time of day."""
     err.print(f"{time.strftime('%H:%M:%S')} {line}", **PLAIN)
 
 
 def hear(line: str) -> None:
-    """A line of somebody else's log."""
+    """Print a line of another process's log."""
     err.print(f"         {line}", **PLAIN)
 
 
 def as_settings(words: list[str]) -> dict[str, str | int | float | bool]:
-    """`key=value` as values of their own kind; what is no number and no truth value is text."""
-    found: dict[str, str | int | float | bool] = {}
+    """Read `key=value` words; a value is a number, a truth value, or else text."""
+    settings: dict[str, str | int | float | bool] = {}
     for word in words:
         key, sign, value = word.partition("=")
         if not key or not sign:
-            raise InputError(f"{word!r} is no setting: write key=value.")
-        found[key] = _value(value)
-    return found
+            raise InputError(f"{word!r} is not a setting: write key=value.")
+        settings[key] = _value(value)
+    return settings
 
 
 def _value(text: str) -> str | int | float | bool:

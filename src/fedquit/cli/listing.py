@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedquit list`: what there is, by name."""
+"""`fedquit list`: the names of methods, data sets, attacks and so on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def list_(
     kind: Annotated[str, typer.Argument(help="What to list: " + ", ".join(KINDS) + ".")],
     as_json: AsJson = False,
 ) -> None:
-    """List what there is, by name."""
+    """List what can be named in a recipe or on the command line."""
     if kind not in KINDS:
         raise unknown("kind of list", kind, KINDS)
     names = _names(kind)
@@ -35,22 +35,20 @@ def list_(
 
 def _names(kind: str) -> dict[str, str]:
     from fedquit import data, engine, methods, models
-    from fedquit.audit import attacks, metrics
-    from fedquit.audit import evaluation as evaluate
-    from fedquit.distill import losses as distillation
-    from fedquit.distill import virtual_teacher
+    from fedquit.audit import attacks, evaluation, metrics
+    from fedquit.distill import losses, virtual_teacher
     from fedquit.engine import optim
     from fedquit.running import recipe
 
     if kind == "recipes":
         return {name: recipe.load(name).title for name in recipe.packaged()}
     if kind == "metrics":
-        return {name: metric.description for name, metric in {**evaluate.MEASURES, **metrics.METRICS}.items()}
+        return {name: metric.description for name, metric in {**evaluation.MEASURES, **metrics.METRICS}.items()}
     tables: dict[str, dict[str, Any]] = {
         "attacks": {**attacks.ATTACKS, **attacks.REFERENCE_ATTACKS},
         "methods": dict(methods.METHODS),
         "teachers": dict(virtual_teacher.TEACHERS),
-        "losses": dict(distillation.LOSSES),
+        "losses": dict(losses.LOSSES),
         "datasets": dict(data.DATASETS),
         "models": dict(models.MODELS),
         "optimizers": dict(optim.OPTIMIZERS),

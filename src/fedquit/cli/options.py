@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of all commands that work on a recipe: they are written down once, and joined to each command's own."""
+"""The options that all commands on a recipe share."""
 
 from __future__ import annotations
 
@@ -31,25 +31,26 @@ def chosen(
         bool, typer.Option("--smoke", help="Try the recipe out: made-up data, a few clients, one round, seconds.")
     ] = False,
 ) -> Recipe:
-    """The recipe that these options choose."""
+    """Return the recipe that these options choose."""
     from dataclasses import replace
 
     from fedquit.running.recipe import load
     from fedquit.running.smoke import smoke as smallest
 
-    found = load(recipe, settings)
-    data = found.data
+    loaded = load(recipe, settings)
+    data = loaded.data
     if data_dir is not None:
         data = replace(data, folder=str(data_dir))
     if partition_file is not None:
         data = replace(data, partition="file", partition_file=str(partition_file))
-    found = replace(found, data=data)
-    return smallest(found) if smoke else found
+    loaded = replace(loaded, data=data)
+    return smallest(loaded) if smoke else loaded
 
 
 def on_a_recipe(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of `chosen` beside its own, from a function that takes the recipe itself first."""
-    shared, (_, *own) = _parameters(chosen), _parameters(command)
+    """Add the options of `chosen` to a command that takes the recipe as its first argument."""
+    shared = _parameters(chosen)
+    _, *own = _parameters(command)
 
     @functools.wraps(command)
     def called(**given: Any) -> None:  # noqa: ANN401 - typer has checked them
@@ -61,7 +62,7 @@ def on_a_recipe(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """With their types in place of the names of these: those names mean nothing in another module."""
+    """Return the parameters with their types resolved, for use in another module."""
     types = get_type_hints(function, localns={"Recipe": object}, include_extras=True)  # importing it takes seconds
-    found = inspect.signature(function).parameters.values()
-    return [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=types[p.name]) for p in found]
+    parameters = inspect.signature(function).parameters.values()
+    return [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=types[p.name]) for p in parameters]

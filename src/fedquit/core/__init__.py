@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary of a federation, what an unlearning method is, FedAvg, and the algebra of parameters."""
+"""The vocabulary of a federation (`types`), methods, FedAvg, and the algebra of parameters."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algebra on parameters. Pure: nothing is changed in place that came from outside."""
+"""Algebra on parameters. The functions are pure: they change none of their arguments in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from fedquit.errors import InputError, NoExamplesError, NonFiniteError
 
 
 def mean(replies: Iterable[Reply]) -> Params:
-    """FedAvg's mean with weights n_k, as one running sum: the memory does not grow with the clients."""
+    """Average replies with their numbers of examples as weights, as FedAvg does.
+
+    It is one running sum, so that its memory does not grow with the number of clients.
+
+    Raises:
+        NoExamplesError: if no reply has any example behind it.
+        InputError: if the replies do not have the same tensors.
+    """
     total: Params = {}
     weight = 0
     for reply in replies:
@@ -22,8 +29,8 @@ def mean(replies: Iterable[Reply]) -> Params:
             total = {n: p * reply.examples for n, p in reply.params.items()}
         else:
             require_same_shapes(reply.params, total, f"the reply of client {reply.client}")
-            own = [reply.params[n] for n in total]
-            torch._foreach_add_(list(total.values()), torch._foreach_mul(own, reply.examples))
+            tensors = [reply.params[n] for n in total]
+            torch._foreach_add_(list(total.values()), torch._foreach_mul(tensors, reply.examples))
         weight += reply.examples
     if weight == 0:
         raise NoExamplesError("no client that was asked has any data: there is nothing to average.")
@@ -31,47 +38,47 @@ def mean(replies: Iterable[Reply]) -> Params:
 
 
 def mix(a: Params, b: Params, weight: float) -> Params:
-    """Weight * a + (1 - weight) * b."""
+    """Return weight * a + (1 - weight) * b; all have the same names and shapes."""
     return {n: weight * p + (1 - weight) * b[n] for n, p in a.items()}
 
 
 def add(a: Params, b: Params, scale: float | Tensor = 1.0) -> Params:
-    """A + scale * b."""
+    """Return a + scale * b; the result has the names of `a`."""
     return {n: p + scale * b[n] for n, p in a.items()}
 
 
 def sub(a: Params, b: Params) -> Params:
-    """A - b."""
+    """Return a - b; the result has the names of `a`."""
     return {n: p - b[n] for n, p in a.items()}
 
 
 def dot(a: Params, b: Params) -> Tensor:
-    """The inner product over all parameters."""
+    """Return the inner product over all parameters."""
     return torch.stack([(p * b[n]).sum() for n, p in a.items()]).sum()
 
 
 def norm(a: Params) -> Tensor:
-    """The Euclidean norm over all parameters."""
+    """Return the Euclidean norm over all parameters."""
     return dot(a, a).sqrt()
 
 
 def placed(a: Params, device: torch.device) -> Params:
-    """The same, in that device's memory."""
+    """Return the parameters in that device's memory."""
     return {n: p.to(device) for n, p in a.items()}
 
 
 def device_of(a: Params) -> torch.device:
-    """Where they lie."""
+    """Return the device of the first tensor; the CPU where there is none."""
     return next((p.device for p in a.values()), torch.device("cpu"))
 
 
 def nbytes(a: Params) -> int:
-    """The size of the numbers alone."""
+    """Return the size of the tensors in bytes, without any header."""
     return sum(p.numel() * p.element_size() for p in a.values())
 
 
 def fingerprint(a: Params) -> str:
-    """A short hash of names, shapes and bits: equal if and only if the parameters are."""
+    """Return a short hash of names, shapes and bits, which is equal where the parameters are."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(a.items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -80,8 +87,9 @@ def fingerprint(a: Params) -> str:
 
 
 def require_finite(a: Params, whose: str) -> None:
-    """Refuse NaN and infinity, and say where they are."""
-    # One number first: a finite sum has finite terms, and asking a GPU once costs a hundredth of asking for each.
+    """Raise a NonFiniteError for the first tensor with NaN or infinity; `whose` begins it."""
+    # One number first: a finite sum has finite terms, and asking a GPU once costs a hundredth of
+    # asking for each.
     if not a or bool(torch.isfinite(torch.stack([p.sum(dtype=torch.float64) for p in a.values()]).sum())):
         return
     for name, tensor in a.items():
@@ -92,10 +100,10 @@ def require_finite(a: Params, whose: str) -> None:
 
 
 def require_same_shapes(a: Params, like: Mapping[str, Tensor], whose: str) -> None:
-    """Refuse other names or shapes than those of `like`."""
+    """Raise an InputError where names or shapes differ from `like`; `whose` begins it."""
     if a.keys() != like.keys():
-        odd = sorted(a.keys() ^ like.keys())
-        raise InputError(f"{whose} has other parameters than expected ({', '.join(odd[:3])}): are the models the same?")
+        differing = ", ".join(sorted(a.keys() ^ like.keys())[:3])
+        raise InputError(f"{whose} has other parameters than expected ({differing}): are the models the same?")
     for name, tensor in a.items():
         if tensor.shape != like[name].shape:
             raise InputError(

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary: what a federation, a client's work and an unlearning method are.
+"""The vocabulary: federation, task, request, state, training. Begin reading here.
 
-A *method* says what the server does in one round: a function from `State` to `State`. What a client does is a value,
-a `Task`. Between them stands a `Federation`: the method asks (`fed.run(task, clients, start=w)`) and gets replies.
-Whoever drives the rounds evaluates, stores, counts and stops; a method has no files, devices or clocks. Because the
-state is all that a method carries from round to round, a run that was killed goes on in the round where it stopped.
+A *method* says what the server does in one round: a function from `State` to `State`. What a client
+does is a value, a `Task`. Between them stands a `Federation`: the method asks
+(`fed.run(task, clients, start=w)`) and gets replies. Whoever drives the rounds evaluates, stores,
+counts and stops; a method has no files, devices or clocks. Because the state is all that a method
+carries from round to round, a run that was killed goes on in the round where it stopped.
+
+Shapes: B is the number of examples in a batch, C the number of classes, T the length of a sequence.
 """
 
 from __future__ import annotations
@@ -19,48 +22,76 @@ from torch import Tensor
 
 from fedquit.errors import InputError, RequestError
 
-Params = dict[str, Tensor]  # flat, by parameter name; never changed in place
+Params = dict[str, Tensor]  # a model's tensors by parameter name; never changed in place
 Sent = Mapping[str, Params]  # named sets of parameters that a client works with: "start", "degraded", …
 ClientId = int
 Memory = MutableMapping[str, Params]  # what a server or a client keeps between rounds
 Split = Literal["all", "forget", "retain"]
 
-SERVER: ClientId = -1  # the server's own public data, where a method needs such
+SERVER: ClientId = -1  # the server's own public data, for methods that need such data
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples, and for each label two uniform random numbers: the only randomness a task ever sees."""
+    """Some examples, and two uniform numbers for each label: all the randomness that a task gets.
+
+    Attributes:
+        x: the examples, `(B, …)`.
+        y: the labels, `(B,)`, or `(B, T)` for sequences.
+        u: uniform numbers in [0, 1) of the labels' shape, drawn anew in every step.
+        fixed: uniform numbers of the labels' shape, the same whenever this client uses this example
+            in this run.
+        forget: whether the present request marks the example, `(B,)` of bool.
+    """
 
     x: Tensor
     y: Tensor
-    u: Tensor  # drawn anew in every step
-    fixed: Tensor  # the same whenever this client sees this example in this run
-    forget: Tensor  # for each example, whether the present request marks it
+    u: Tensor
+    fixed: Tensor
+    forget: Tensor
 
 
 class Model(Protocol):
     """A network as a function of its parameters."""
 
     def init(self, seed: int) -> Params:
-        """Fresh parameters; the same seed gives the same ones."""
+        """Return fresh parameters; the same seed gives the same ones."""
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """The logits."""
+        """Return the logits.
+
+        Args:
+            params: all parameters of the network.
+            x: the examples, `(B, …)`.
+
+        Returns:
+            Logits `(B, C)`, or `(B, T, C)` for sequences.
+        """
 
 
 @dataclass(frozen=True)
 class Local:
-    """How a client steps through its data. Scalars only: it travels."""
+    """How a client steps through its data. The fields are scalars, so that a task can be sent.
 
-    epochs: float = 1.0  # a fraction takes that part of the batches
+    Attributes:
+        epochs: passes over the data; a fraction takes that part of the batches.
+        batch_size: examples per step.
+        optimizer: a name from `fedquit list optimizers`.
+        lr: the learning rate.
+        momentum: of SGD.
+        weight_decay: as the optimizer defines it.
+        clip: largest norm of the whole gradient; 0 means no clipping.
+        clip_tensor: largest norm of the gradient of each tensor; 0 means no clipping.
+    """
+
+    epochs: float = 1.0
     batch_size: int = 32
     optimizer: str = "sgd"
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float = 0.0  # largest norm of the whole gradient; 0 means none
-    clip_tensor: float = 0.0  # largest norm of the gradient of each tensor; 0 means none
+    clip: float = 0.0
+    clip_tensor: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epochs) and self.epochs >= 0):
@@ -75,48 +106,67 @@ class Local:
 class Task(ABC):
     """What a client is asked to do with its data.
 
-    The fields are scalars, so that a task can travel. The hooks are pure and branch-free in tensor values, so that an
-    engine may stack many clients into one computation; a loss is given for each example, so that it may pad.
+    The fields are scalars, so that a task can be sent. The hooks are pure and branch-free in tensor
+    values, so that an engine may stack many clients into one computation; a loss is given for each
+    example, so that it may pad.
+
+    The hooks share their arguments. `model` is the network, `sent` the named sets of parameters
+    that the client received (`"start"` is the global model), and `params` what is being trained.
+
+    Attributes:
+        local: how the client steps through its data.
+        remember: the name under which the client keeps its answer in its own memory; "" keeps
+            nothing.
+        needs: names from the client's own memory that are added to `sent`, where they exist.
+        augments: whether the task trains on augmented examples: ordinary training does, unlearning
+            does not.
     """
 
     local: Local = Local()
-    remember: str = ""  # the name under which the client keeps its answer in its own memory; "" for not at all
-    needs: ClassVar[tuple[str, ...]] = ()  # names from the client's own memory that join `sent`, where they exist
-    augments: ClassVar[bool] = False  # whether it sees augmented examples: ordinary training does, unlearning does not
+    remember: str = ""
+    needs: ClassVar[tuple[str, ...]] = ()
+    augments: ClassVar[bool] = False
 
     def prepare(self, model: Model, sent: Sent) -> Sent:
-        """What the client works out once, before the first step, and adds to `sent`."""
+        """Return `sent` with what the client computes once, before the first step."""
         return sent
 
     def begin(self, sent: Sent) -> Params:
-        """The parameters that will be trained: all, or some that `loss` joins with `sent`."""
+        """Return the parameters to train: all, or some that `loss` joins with `sent`."""
         return sent["start"]
 
     @abstractmethod
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
-        """One number for each example."""
+        """Return the loss of each example of `batch`, `(B,)`."""
 
     def after_step(self, new: Params, old: Params, sent: Sent) -> Params:
-        """Room to project or to halt after an optimizer step."""
+        """Return the parameters after an optimizer step from `old` to `new`: project, or halt."""
         return new
 
     def answer(self, params: Params, sent: Sent) -> Params:
-        """What goes back to the server: all of it, or a part."""
+        """Return what the client sends back to the server: all of `params`, or a part."""
         return params
 
     def keep(self, params: Params, sent: Sent) -> Mapping[str, Params]:
-        """What stays in the client's own memory, by name."""
+        """Return what the client keeps in its own memory, by name."""
         return {self.remember: self.answer(params, sent)} if self.remember else {}
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's answer."""
+    """A client's answer to a task.
+
+    Attributes:
+        client: who answers.
+        params: what the task's `answer` returned.
+        examples: how many examples the client trained on, n_k.
+        loss: the mean over the steps taken.
+    """
 
     client: ClientId
     params: Params
     examples: int
-    loss: float = float("nan")  # the mean over the steps taken
+    loss: float = float("nan")
 
 
 class Federation(Protocol):
@@ -128,35 +178,58 @@ class Federation(Protocol):
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
-        """Who can be asked now."""
+        """The clients that can be asked now."""
 
     @property
     def seed(self) -> int:
-        """For what the server itself draws: fixed by the run's seed, the phase, the round and the question."""
+        """Of the server's own draws: fixed by the run's seed, phase, round and question."""
 
     def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
-        """Ask these clients; their replies stream in the order of `clients`. Take a list to read them twice."""
+        """Ask clients to do a task.
+
+        Args:
+            task: what each of them does.
+            clients: whom to ask.
+            split: which part of their training data they use.
+            sent: named sets of parameters for the task; `start` is the model to start from.
+
+        Returns:
+            The replies, one at a time, in the order of `clients`. Make a list of them to read them
+            twice.
+        """
 
     def run_at_server(self, task: Task, **sent: Params) -> Params:
-        """Do a task on the server's own public data."""
+        """Do a task on the server's own public data.
+
+        Args:
+            task: what to do.
+            sent: named sets of parameters for the task, as in `run`.
+
+        Returns:
+            What the task's `answer` returned.
+        """
 
 
 @dataclass(frozen=True)
 class Request:
-    """Who asks to be forgotten: one client, several, or a part of their samples.
+    """An erasure request: one client, several, or a part of their samples.
 
-    Which samples is the client's own knowledge: the server only ever says "forget" or "retain".
+    Only the client knows which samples it marks: the server only ever says "forget" or "retain".
+
+    Attributes:
+        clients: who asks to be forgotten.
+        samples: whether they ask for a part of their samples only, and stay in the federation.
     """
 
     clients: tuple[ClientId, ...]
     samples: bool = False
 
     def stay(self, clients: Sequence[ClientId]) -> list[ClientId]:
-        """Who goes on after the request; all of them where only samples leave."""
+        """Return the `clients` that stay after the request; all where only samples leave."""
         return [c for c in clients if self.samples or c not in self.clients]
 
     def check(self, clients: Sequence[ClientId]) -> None:
-        """Refuse what cannot be served."""
+        """Raise a RequestError if a federation of these clients cannot serve the request."""
         if not self.clients:
             raise RequestError("the request names no client: name at least one.")
         if len(set(self.clients)) < len(self.clients):
@@ -169,57 +242,90 @@ class Request:
 
 
 def _listed(clients: Sequence[ClientId]) -> str:
-    few = ", ".join(map(str, clients[:12]))
-    return few if len(clients) <= 12 else f"{few}, … ({len(clients)} in all)"
+    first = ", ".join(map(str, clients[:12]))
+    return first if len(clients) <= 12 else f"{first}, … ({len(clients)} in all)"
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a phase stands after a round: all that is needed to go on from here."""
+    """The state of a phase (training, unlearning, recovery) after a round: enough to go on from.
+
+    Attributes:
+        params: the global model.
+        clock: rounds of ordinary training behind these parameters; the learning-rate schedule reads
+            it.
+        round: rounds of this phase.
+        kept: the method's own server state, by name.
+    """
 
     params: Params
-    clock: int = 0  # rounds of ordinary training behind these parameters; the learning-rate schedule reads it
-    round: int = 0  # rounds of this phase
-    kept: Mapping[str, Params] = field(default_factory=dict)  # the method's own server state
+    clock: int = 0
+    round: int = 0
+    kept: Mapping[str, Params] = field(default_factory=dict)
 
     def next(self, params: Params, **kept: Params) -> State:
-        """After one more round of this phase."""
+        """Return the state after one more round of this phase.
+
+        Args:
+            params: the new global model.
+            kept: the method's own server state from now on; what is not given again is dropped.
+        """
         return replace(self, params=params, round=self.round + 1, kept=kept)
 
     def tick(self) -> State:
-        """After one more round of ordinary training."""
+        """Return the state with one more round of ordinary training on its clock."""
         return replace(self, clock=self.clock + 1)
 
     def fresh(self) -> State:
-        """The beginning of the next phase."""
+        """Return the first state of the next phase: the same model, at round 0."""
         return replace(self, round=0)
 
     def settled(self) -> State:
-        """Once a request has been served: the method's own state is no longer needed."""
+        """Return the state without the method's own, once a request has been served."""
         return replace(self, kept={})
 
 
 @dataclass(frozen=True)
 class Training:
-    """How ordinary training goes: for Original, for Retrain, and on through recovery."""
+    """Ordinary training: of Original, of Retrain, and during recovery.
+
+    Attributes:
+        task: what a client does in a round.
+        rounds: how many rounds Original and Retrain take.
+        clients_per_round: the size of a round's cohort; 0 means all clients.
+        lr_decay: the learning rate of round t is `lr * lr_decay**t`.
+    """
 
     task: Task
     rounds: int
-    clients_per_round: int = 0  # 0: everybody
-    lr_decay: float = 1.0  # the learning rate of round t is lr * lr_decay**t
+    clients_per_round: int = 0
+    lr_decay: float = 1.0
 
     def task_at(self, clock: int, task: Task | None = None) -> Task:
-        """The task with the learning rate of that round."""
+        """Return a task with the learning rate of a round.
+
+        Args:
+            clock: the number of the round, from 0.
+            task: the task; by default that of the training.
+        """
         task = task or self.task
         return replace(task, local=replace(task.local, lr=task.local.lr * self.lr_decay**clock))
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a request finds: a model, how it was trained, and what the method's watcher kept."""
+    """A trained federation as a request meets it.
+
+    Attributes:
+        params: the global model.
+        initial: the parameters that the training began with.
+        training: how the model was trained.
+        examples: how many examples each client trained on, n_k, as the clients reported it.
+        memory: what the method kept at the server during training.
+    """
 
     params: Params
     initial: Params
     training: Training
-    examples: Mapping[ClientId, int]  # n_k, as the clients reported it
+    examples: Mapping[ClientId, int]
     memory: Memory

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets by name, and how they are dealt out to clients.
+"""Data sets by name, and how they are divided among clients.
 
-One's own data set is a function that returns a `Dataset`, named as `package.module:function`.
+Your own data set is a function that returns a `Dataset`, named as `package.module:function`
+(docs/your-data.md).
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from fedquit.data.cifar import cifar10, cifar100
 from fedquit.data.cub import cub200
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.partition import PARTITIONS, stream
+from fedquit.data.preprocessing import Pixels
 from fedquit.data.shakespeare import shakespeare
 from fedquit.errors import InputError
 from fedquit.utils.names import imported, lookup, refuse_unknown_options
 
-__all__ = ["DATASETS", "PARTITIONS", "Dataset", "FederatedData", "federate", "load_dataset"]
+__all__ = ["DATASETS", "PARTITIONS", "Dataset", "FederatedData", "Pixels", "federate", "load_dataset"]
 
 FASHION_MEAN, FASHION_STD = 0.2860, 0.3530  # of the pixels of all 60,000 training images
 DIGITS_MEAN = 0.3053  # of the pixels, scaled to 0..1
@@ -34,7 +36,7 @@ DIGITS_TEST = 360  # of 1,797
 
 
 def fashion_mnist_mini() -> Dataset:
-    """A balanced part of Fashion-MNIST that comes with the package: 5,000 + 1,000 images of 28x28, 10 classes."""
+    """A balanced part of Fashion-MNIST: 5,000 + 1,000 images of 28x28, 10 classes."""
     packed = resources.files(__name__) / "fashion_mnist_mini.npz"
     with packed.open("rb") as file, np.load(file, allow_pickle=False) as z:
         x, y, test_x, test_y = (z[name] for name in ("x_train", "y_train", "x_test", "y_test"))
@@ -42,12 +44,12 @@ def fashion_mnist_mini() -> Dataset:
 
 
 def digits() -> Dataset:
-    """The handwritten digits that come with scikit-learn: 1,797 images of 8x8; a fixed fifth is the test set."""
+    """The digits of scikit-learn: 1,797 images of 8x8; a fixed fifth is the test set."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    x = torch.from_numpy(found.images).float().unsqueeze(1) / 16 - DIGITS_MEAN
-    y = _labels(found.target)
+    bundle = load_digits()
+    x = torch.from_numpy(bundle.images).float().unsqueeze(1) / 16 - DIGITS_MEAN
+    y = _labels(bundle.target)
     order = torch.from_numpy(stream(0, "digits").permutation(len(y)))
     train, test = order[:-DIGITS_TEST], order[-DIGITS_TEST:]
     return Dataset(x[train], y[train], x[test], y[test], classes=10)
@@ -63,7 +65,23 @@ def synthetic(
     noise: float = 1.0,
     seed: int = 0,
 ) -> Dataset:
-    """Images that are a Gaussian prototype of their class plus Gaussian noise; the classes are equally frequent."""
+    """Gaussian prototypes, one for each class, plus Gaussian noise; classes are equally frequent.
+
+    Args:
+        examples: training images.
+        test_examples: test images.
+        classes: number of classes.
+        channels: of an image.
+        size: height and width of an image, in pixels.
+        noise: standard deviation of the noise; that of the prototypes is 1.
+        seed: fixes all draws.
+
+    Returns:
+        Images `(N, channels, size, size)` of float32.
+
+    Raises:
+        InputError: for a number below 1, or noise below 0.
+    """
     if min(examples, test_examples, classes, channels, size) < 1:
         raise InputError(
             f"synthetic data has examples={examples}, test_examples={test_examples}, classes={classes}, "
@@ -78,7 +96,8 @@ def synthetic(
         y = torch.randperm(n, generator=generator) % classes
         return prototypes[y] + noise * torch.randn(n, channels, size, size, generator=generator), y
 
-    (x, y), (test_x, test_y) = draw(examples), draw(test_examples)
+    x, y = draw(examples)
+    test_x, test_y = draw(test_examples)
     return Dataset(x, y, test_x, test_y, classes)
 
 
@@ -94,9 +113,20 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 
 
 def load_dataset(name: str, /, *, folder: str | Path | None = None, **options: object) -> Dataset:
-    """The data set of that name in `DATASETS`, or the one that `package.module:function` returns.
+    """Load a data set.
 
-    `folder` is where published data lies; it goes to those that take one.
+    Args:
+        name: a name from `DATASETS`, or `package.module:function` for a function that returns a
+            `Dataset`.
+        folder: where published data lies; passed on to data sets that take it.
+        options: keyword arguments of the data set's function.
+
+    Returns:
+        The data set, in the CPU's memory.
+
+    Raises:
+        UnknownNameError: for a data set or an option that does not exist.
+        InputError: if the data is absent or damaged, or the function returns something else.
     """
     make = imported(name, "data set") if ":" in name else lookup(DATASETS, name, "data set")
     if not callable(make):
@@ -121,11 +151,31 @@ def federate(
     public: float = 0.0,
     partition_file: str | Path | None = None,
 ) -> FederatedData:
-    """Deal a data set out: first the server's `public` part, then the clients' parts, then their `holdout` of that.
+    """Divide a data set among clients.
 
-    Both are fractions, rounded down. `alpha` is for the partition `lda`, and `partition_file` for `file`.
+    The server's public examples are drawn first, then the clients' parts, then the hold-out
+    examples of each part.
+
+    Args:
+        dataset: the data set.
+        partition: a name from `PARTITIONS`: iid, lda (label skew), chunks or file.
+        clients: how many clients.
+        alpha: of the Dirichlet distribution of the partition `lda`; 0.1 is very uneven, 100 nearly
+            even.
+        seed: fixes all draws.
+        holdout: the fraction of each client's examples that is never trained on, rounded down.
+        public: the fraction of all examples that the server keeps for itself, rounded down.
+        partition_file: for the partition `file`, a JSON file
+            `{"0": [positions], "1": [positions], …}`.
+
+    Returns:
+        The positions of every client's training and hold-out examples, and of the server's.
+
+    Raises:
+        UnknownNameError: for a partition that does not exist.
+        InputError: for numbers or a file that cannot be used.
     """
-    deal = lookup(PARTITIONS, partition, "partition")
+    divide = lookup(PARTITIONS, partition, "partition")
     for name, fraction in (("holdout", holdout), ("public", public)):
         if not 0 <= fraction < 1:
             raise InputError(f"{name} is {fraction}: give the fraction as a number from 0 to below 1.")
@@ -133,29 +183,34 @@ def federate(
         raise InputError(f"the seed is {seed}: give a whole number from 0 on.")
     if partition_file and partition != "file":
         raise InputError(f"partition {partition!r} reads no partition_file: set partition to 'file', or drop it.")
-    ours, rest = _taken(torch.arange(len(dataset.y)), public, stream(seed, "public"))
-    # A file's positions are those of the whole data set; the others deal out what the server has left.
-    deck = torch.arange(len(dataset.y)) if partition == "file" else rest
-    dealt = deal(dataset.y[deck], clients, np.random.default_rng(seed), alpha=alpha, file=partition_file)
-    parts = {c: deck[p][~torch.isin(deck[p], ours)] for c, p in dealt.items()}
-    held, train = _split_off(parts, holdout, seed)
-    return FederatedData(dataset, train=train, holdout=held, public=ours)
+    everything = torch.arange(len(dataset.y))
+    at_server, at_clients = _drawn(everything, public, stream(seed, "public"))
+    # A file's positions are those of the whole data set; the other partitions divide what the
+    # server has left.
+    source = everything if partition == "file" else at_clients
+    divided = divide(dataset.y[source], clients, np.random.default_rng(seed), alpha=alpha, file=partition_file)
+    parts = {c: source[p][~torch.isin(source[p], at_server)] for c, p in divided.items()}
+    held_out, train = _split_off(parts, holdout, seed)
+    return FederatedData(dataset, train=train, holdout=held_out, public=at_server)
 
 
 def _split_off(
     parts: dict[ClientId, Tensor], fraction: float, seed: int
 ) -> tuple[dict[ClientId, Tensor], dict[ClientId, Tensor]]:
-    both = {c: _taken(part, fraction, stream(seed, "holdout", c)) for c, part in parts.items()}
-    return {c: taken for c, (taken, _) in both.items()}, {c: left for c, (_, left) in both.items()}
+    held_out: dict[ClientId, Tensor] = {}
+    train: dict[ClientId, Tensor] = {}
+    for c, part in parts.items():
+        held_out[c], train[c] = _drawn(part, fraction, stream(seed, "holdout", c))
+    return held_out, train
 
 
-def _taken(positions: Tensor, fraction: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """That fraction of the positions, rounded down, at random; and the others, at least one. Both keep the order."""
+def _drawn(positions: Tensor, fraction: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draw a fraction of the positions, rounded down; return it and the rest, both in order."""
     n = len(positions)
-    taken = torch.zeros(n, dtype=torch.bool)
+    drawn = torch.zeros(n, dtype=torch.bool)
     count = min(math.floor(fraction * n + 1e-9), max(n - 1, 0))  # 0.29 of 100 are 29
-    taken[rng.permutation(n)[:count]] = True
-    return positions[taken], positions[~taken]
+    drawn[rng.permutation(n)[:count]] = True
+    return positions[drawn], positions[~drawn]
 
 
 def _fashion(pixels: NDArray[np.uint8]) -> Tensor:

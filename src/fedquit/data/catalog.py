@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data sets that others publish: where they come from, how to know them, and where they lie once they are here."""
+"""The published data sets: their address, size and checksum, and where they lie on disk."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 
 from fedquit.errors import InputError, StoreError
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much (0: nobody knows)
+Progress = Callable[[str, int, int], None]  # (step, done, total); a total of 0 is unknown
 MEGABYTE = 10**6
 
 
-def unseen(what: str, done: int, total: int) -> None:
+def no_progress(what: str, done: int, total: int) -> None:
     """Show no progress."""
 
 
 class Damaged(Exception):
-    """A file of a data set is not as published; says which, and in what way."""
+    """A file of a data set is not as published; the message says which file and what differs."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Source:
         return self.archive != self.entry
 
     def place(self, folder: Path) -> Path:
-        """Where it lies, or would."""
+        """Return where the data set lies in a data folder, whether it is there or not."""
         return folder / self.entry
 
     @contextlib.contextmanager
     def opened(self, folder: Path) -> Iterator[Path]:
-        """Read from where it lies; where it is absent or turns out damaged, one sentence says what to do."""
+        """Give the data set's path; an InputError says what to do where it is absent or damaged."""
         place = self.place(folder)
         if not place.exists():
             how = f"run `{self.command(folder)}`, or {self.by_hand(folder)}"
@@ -63,12 +63,12 @@ class Source:
             ) from damage
 
     def command(self, folder: Path) -> str:
-        """What fetches it into that folder."""
+        """Return the command that fetches the data set into a folder."""
         elsewhere = "" if folder == data_folder() else f" --data-dir {shlex.quote(str(folder))}"
         return f"fedquit data get {self.name}{elsewhere}"
 
     def by_hand(self, folder: Path) -> str:
-        """What to do without that command."""
+        """Return, in words, how to get the data set without that command."""
         then = ", and run the command then" if self.packed else ""
         return f"fetch {self.url} by other means and save it as {folder / self.archive}{then}"
 
@@ -116,13 +116,13 @@ SHAKESPEARE_SOURCE = Source(
 
 
 def data_folder(folder: str | Path | None = None) -> Path:
-    """The folder given, else $FEDQUIT_DATA, else `fedquit/data` in the user's cache folder."""
+    """Return the folder given, else $FEDQUIT_DATA, else one in the user's cache folder."""
     chosen = str(folder or "") or os.environ.get("FEDQUIT_DATA", "")
     return Path(chosen).expanduser() if chosen else user_cache() / "fedquit" / "data"
 
 
 def user_cache(platform: str = sys.platform) -> Path:
-    """Where programs keep what they can get again: $XDG_CACHE_HOME, else the system's usual place."""
+    """Return the user's cache folder: $XDG_CACHE_HOME, else the system's usual place."""
     stated = os.environ.get("XDG_CACHE_HOME", "")
     if Path(stated).is_absolute():  # its specification says to ignore others
         return Path(stated)
@@ -132,26 +132,32 @@ def user_cache(platform: str = sys.platform) -> Path:
 
 
 def digest_of(path: Path, algorithm: str) -> str:
-    """The checksum of a file, in hexadecimal."""
+    """Return the checksum of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def require_checksum(path: Path, checksum: str) -> None:
-    """Refuse a file that is not the published one, before anybody reads from it."""
+    """Raise `Damaged` unless a file has the published checksum, given as algorithm:hexadecimal."""
     algorithm, _, expected = checksum.partition(":")
     try:
-        found = digest_of(path, algorithm)
+        actual = digest_of(path, algorithm)
     except OSError as error:
         raise Damaged(f"{path} cannot be read ({error.strerror})") from error
-    if found != expected:
+    if actual != expected:
         raise Damaged(f"{path} is not the published file (its {algorithm} differs)")
 
 
 @contextlib.contextmanager
-def held(folder: Path, name: str, wait_note: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Let one process at a time work on a data set; others wait. The lock goes with the process, however it ends."""
-    import fcntl  # Windows has none: there, data is put in place by hand
+def dataset_lock(folder: Path, name: str, wait_note: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Let one process at a time work on a data set; others wait.
+
+    Args:
+        folder: the data folder; made where it does not exist.
+        name: the data set.
+        wait_note: called before waiting for another process.
+    """
+    import fcntl  # absent on Windows, where data is put in place by hand
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

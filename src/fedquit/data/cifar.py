@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009), from the files that their author publishes.
 
-Those files are pickles, and unpickling can run anything. So nothing is unpickled here: a reader of its own knows the
-one shape that these files have (a dictionary of texts, lists and one array of bytes) and no way to call a function.
+Those files are pickles, and unpickling can run any code. So nothing is unpickled here: a reader of
+our own knows the one layout that these files have (a dictionary of texts, lists and one array of
+bytes) and cannot call a function.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from fedquit.data.catalog import (
     Progress,
     Source,
     data_folder,
+    no_progress,
     require_checksum,
-    unseen,
 )
 from fedquit.data.federated import Dataset
 from fedquit.data.preprocessing import Pixels
@@ -38,7 +39,7 @@ ROW = 3 * SIDE * SIDE  # bytes of an image: all red, all green, all blue
 
 @dataclass(frozen=True)
 class Cifar:
-    """What one of the two sets looks like on disk."""
+    """The files, sizes and statistics of one of the two sets."""
 
     source: Source
     train: tuple[str, ...]  # files, in the official order
@@ -91,37 +92,57 @@ CIFAR100 = Cifar(
 
 
 def cifar10(*, folder: str | Path | None = None, size: int = SIDE, augment: bool = True) -> Dataset:
-    """CIFAR-10: 50,000 + 10,000 colour images of 32x32, 10 classes; `size` is the side that the network reads."""
+    """CIFAR-10: 50,000 + 10,000 colour images of 32x32, 10 classes.
+
+    Args:
+        folder: the data folder; see `fedquit.data.catalog.data_folder`.
+        size: the side in pixels of what the network reads.
+        augment: whether ordinary training augments the images.
+    """
     return read_cifar(CIFAR10, data_folder(folder), size=size, augment=augment)
 
 
 def cifar100(*, folder: str | Path | None = None, size: int = SIDE, augment: bool = True) -> Dataset:
-    """CIFAR-100 with its fine labels: 50,000 + 10,000 colour images of 32x32, 100 classes; `size` as for CIFAR-10."""
+    """CIFAR-100 with its fine labels: 50,000 + 10,000 colour images of 32x32, 100 classes.
+
+    Args:
+        folder: the data folder; see `fedquit.data.catalog.data_folder`.
+        size: the side in pixels of what the network reads.
+        augment: whether ordinary training augments the images.
+    """
     return read_cifar(CIFAR100, data_folder(folder), size=size, augment=augment)
 
 
 def read_cifar(kind: Cifar, folder: Path, *, size: int = SIDE, augment: bool = True) -> Dataset:
-    """One of the two sets, from that data folder. The images stay bytes, and are in memory once."""
-    look = _look(kind, size, augment)
+    """Read one of the two sets from a data folder; the images stay bytes.
+
+    Args:
+        kind: `CIFAR10` or `CIFAR100`.
+        folder: the data folder.
+        size: the side in pixels of what the network reads.
+        augment: whether ordinary training augments the images.
+    """
+    preprocessing = _preprocessing(kind, size, augment)
     with kind.source.opened(folder) as place:
         for name in (*kind.train, *kind.test):
             require_checksum(place / name, f"md5:{kind.md5[name]}")
         x, y = _part(kind, [place / name for name in kind.train], kind.images)
         test_x, test_y = _part(kind, [place / name for name in kind.test], kind.test_images)
-    return Dataset(x, y, test_x, test_y, kind.classes, look)
+    return Dataset(x, y, test_x, test_y, kind.classes, preprocessing)
 
 
-def check_cifar(kind: Cifar, folder: Path, *, fast: bool = False, progress: Progress = unseen) -> str:
-    """What is there, in words; where something is not as published, one sentence."""
+def check_cifar(kind: Cifar, folder: Path, *, fast: bool = False, progress: Progress = no_progress) -> str:
+    """Check all files of one of the two sets; see `fedquit.data.published.Check`."""
     with kind.source.opened(folder) as place:
         for done, (name, md5) in enumerate(kind.md5.items(), start=1):
             require_checksum(place / name, f"md5:{md5}")
             progress("checksums", done, len(kind.md5))
-    train, test = kind.images * len(kind.train), kind.test_images * len(kind.test)
+    train = kind.images * len(kind.train)
+    test = kind.test_images * len(kind.test)
     return f"{train:,} + {test:,} images, {kind.classes} classes; {len(kind.md5)} files with the published md5"
 
 
-def _look(kind: Cifar, size: int, augment: bool) -> Pixels:
+def _preprocessing(kind: Cifar, size: int, augment: bool) -> Pixels:
     if size < 1:
         raise InputError(f"size is {size}: give the side that the network reads, 32 as stored or for example 224.")
     if size == SIDE:
@@ -130,7 +151,7 @@ def _look(kind: Cifar, size: int, augment: bool) -> Pixels:
 
 
 def _part(kind: Cifar, paths: list[Path], images: int) -> tuple[Tensor, Tensor]:
-    """The files, one after the other, in one array that is made once and filled in place."""
+    """Read files, one after the other, into images `(N, 3, 32, 32)` and labels `(N,)`."""
     x = np.empty((images * len(paths), ROW), dtype=np.uint8)
     y = np.empty(images * len(paths), dtype=np.int64)
     for k, path in enumerate(paths):
@@ -140,16 +161,27 @@ def _part(kind: Cifar, paths: list[Path], images: int) -> tuple[Tensor, Tensor]:
 
 
 def read_batch(path: Path, key: str, classes: int, x: NDArray[np.uint8], y: NDArray[np.int64]) -> None:
-    """Read the images of one published file into `x`, and its labels into `y`."""
+    """Read one published file.
+
+    Args:
+        path: the file.
+        key: the key of the labels in it.
+        classes: the number of classes.
+        x: receives the images, `(N, 3072)`.
+        y: receives the labels, `(N,)`.
+
+    Raises:
+        Damaged: if the file is not in the published layout.
+    """
     try:
         with path.open("rb") as file:
-            found = _Reader(file, x).dictionary()
+            content = _Reader(file, x).dictionary()
     except OSError as error:
         raise Damaged(f"{path} cannot be read ({error.strerror})") from error
     except _Unexpected as error:
         raise Damaged(f"{path} is not in the published layout ({error})") from error
-    labels = found.get(key)
-    if "data" not in found or not isinstance(labels, list) or len(labels) != len(y):
+    labels = content.get(key)
+    if "data" not in content or not isinstance(labels, list) or len(labels) != len(y):
         count = len(labels) if isinstance(labels, list) else "no"
         raise Damaged(f"{path} holds {count} {key} for {len(y)} images")
     if not all(isinstance(label, int) and label < classes for label in labels):
@@ -158,11 +190,12 @@ def read_batch(path: Path, key: str, classes: int, x: NDArray[np.uint8], y: NDAr
 
 
 class _Unexpected(Exception):
-    """The file is not what it should be."""
+    """The file is not in the published layout."""
 
 
-# How the files write an array: numpy's own names as fixed text between fixed signs, never looked up and never called.
-# What varies is the shape, the length, and the numbers under which a pickle would remember its parts.
+# How the files write an array: numpy's own names as fixed text between fixed signs, never looked up
+# and never called. What varies is the shape, the length, and the numbers under which a pickle would
+# remember its parts.
 _PUT = rb"(?:q.|r.{4})"
 _ARRAY = re.compile(
     b"".join(
@@ -188,20 +221,20 @@ class _Reader:
         self._file, self._pixels = file, pixels
 
     def dictionary(self) -> dict[str, Value]:
-        """All of it. The array goes straight to its place, and its key says that it was there."""
+        """Read the whole file; the array goes straight into `pixels`, and only its key is returned."""
         self._expect(b"\x80\x02}")
         self._put()
         self._expect(b"(")
-        found: dict[str, Value] = {}
+        content: dict[str, Value] = {}
         while (sign := self._take(1)) != b"u":
             key = self._scalar(sign)
-            if not isinstance(key, str) or key in found:
+            if not isinstance(key, str) or key in content:
                 raise _Unexpected("a key is no text, or comes twice")
-            found[key] = self._array() if key == "data" else self._value()
+            content[key] = self._array() if key == "data" else self._value()
         self._expect(b".")
         if self._file.read(1):
             raise _Unexpected("something follows its end")
-        return found
+        return content
 
     def _value(self) -> Value:
         sign = self._take(1)
@@ -248,15 +281,15 @@ class _Reader:
         return ahead
 
     def _put(self) -> None:
-        """Where a pickle remembers what it just made. Nothing here is ever recalled."""
+        """Skip the memo entry that a pickle writes after each object."""
         sign = self._take(1)
         if sign not in (b"q", b"r"):
             raise _Unexpected(f"the sign {sign!r} has no place in it")
         self._take(1 if sign == b"q" else 4)
 
     def _expect(self, signs: bytes) -> None:
-        if (found := self._take(len(signs))) != signs:
-            raise _Unexpected(f"it has {found!r} where {signs!r} belongs")
+        if (actual := self._take(len(signs))) != signs:
+            raise _Unexpected(f"it has {actual!r} where {signs!r} belongs")
 
     def _take(self, count: int) -> bytes:
         taken = self._file.read(count)

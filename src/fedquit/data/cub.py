@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUB-200-2011 (Wah et al. 2011): photographs of 200 species of birds, with the official split.
 
-The photographs have sizes of their own. They are decoded once, into files of equally large images in the data folder;
-after that, loading takes seconds, and the system brings into memory what is looked at.
+The photographs have different sizes. They are decoded once, into files of equally large images in
+the data folder. These are mapped into memory: loading takes seconds, and the system reads the
+images that are used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedquit.data.catalog import CUB200_SOURCE, Damaged, Progress, Source, data_folder, held, unseen, user_cache
+from fedquit.data.catalog import (
+    CUB200_SOURCE,
+    Damaged,
+    Progress,
+    Source,
+    data_folder,
+    dataset_lock,
+    no_progress,
+    user_cache,
+)
 from fedquit.data.federated import Dataset
 from fedquit.data.preprocessing import Pixels
 from fedquit.errors import InputError, StoreError
@@ -35,12 +45,12 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DECODED = "decoded"  # the folder of the decoded images
 VERSION = 1  # of how images are decoded: another number makes earlier files stale
 AT_ONCE = 64  # images decoded before they are written: what bounds the memory
-FORMATS = ("JPEG", "PNG")  # no other decoder is let near the files
+FORMATS = ("JPEG", "PNG")  # no other decoder may read the files
 
 
 @dataclass(frozen=True)
 class Birds:
-    """How many there must be."""
+    """How many images and classes there must be."""
 
     source: Source = CUB200_SOURCE
     train: int = 5_994
@@ -50,14 +60,14 @@ class Birds:
 
 @dataclass(frozen=True)
 class Listing:
-    """What the text files of the publisher say, in the order of images.txt."""
+    """The content of the publisher's text files, in the order of images.txt."""
 
     paths: tuple[Path, ...]
     labels: tuple[int, ...]  # from 0
     train: tuple[bool, ...]
 
     def part(self, train: bool) -> Listing:
-        """The training images, or the others."""
+        """Return the training images, or the test images."""
         at = [k for k, t in enumerate(self.train) if t == train]
         return replace(
             self,
@@ -73,12 +83,17 @@ def cub200(
     size: int = 224,
     test_crop: str = "resized",
     augment: bool = True,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
 ) -> Dataset:
     """CUB-200-2011: 5,994 + 5,794 photographs of birds, 200 classes, resized to `size` x `size`.
 
-    Test images are resized like training images; with `test_crop="native"` they are the centre of the photograph as it
-    is, which is what FedQUIT's authors evaluate on.
+    Args:
+        folder: the data folder; see `fedquit.data.catalog.data_folder`.
+        size: the side of an image in pixels.
+        test_crop: "resized" resizes test images like training images; "native" takes the centre of
+            the photograph as it is, which is what FedQUIT's authors evaluate on.
+        augment: whether ordinary training augments the images.
+        progress: called while images are decoded.
     """
     return read_birds(Birds(), data_folder(folder), size=size, test_crop=test_crop, augment=augment, progress=progress)
 
@@ -90,9 +105,18 @@ def read_birds(
     size: int,
     test_crop: str = "resized",
     augment: bool = True,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
 ) -> Dataset:
-    """The set from that data folder; images that were decoded before are not decoded again."""
+    """Read the set from a data folder; images that were decoded before are not decoded again.
+
+    Args:
+        kind: how many images and classes there must be.
+        folder: the data folder.
+        size: the side of an image in pixels.
+        test_crop: a name from `CROPS`.
+        augment: whether ordinary training augments the images.
+        progress: called while images are decoded.
+    """
     if size < 1:
         raise InputError(f"size is {size}: give the side of the images in pixels, for example 224.")
     lookup(CROPS, test_crop, "test crop")
@@ -101,26 +125,26 @@ def read_birds(
         parts = (("training", listing.part(True), "resized"), ("test", listing.part(False), test_crop))
         x, test_x = (_decoded(kind, folder, part, size, crop, title, progress) for title, part, crop in parts)
     y, test_y = (torch.tensor(part.labels) for _, part, _ in parts)
-    look = Pixels(IMAGENET_MEAN, IMAGENET_STD, vary="resized-crop-flip" if augment else "none")
-    return Dataset(x, y, test_x, test_y, kind.classes, look)
+    preprocessing = Pixels(IMAGENET_MEAN, IMAGENET_STD, vary="resized-crop-flip" if augment else "none")
+    return Dataset(x, y, test_x, test_y, kind.classes, preprocessing)
 
 
-def check_birds(kind: Birds, folder: Path, *, fast: bool = False, progress: Progress = unseen) -> str:
-    """What is there, in words; where an image is missing or cannot be decoded, one sentence."""
-    found = f"{kind.train:,} + {kind.test:,} images, {kind.classes} classes"
+def check_birds(kind: Birds, folder: Path, *, fast: bool = False, progress: Progress = no_progress) -> str:
+    """Check that every image is there and can be decoded; see `fedquit.data.published.Check`."""
+    summary = f"{kind.train:,} + {kind.test:,} images, {kind.classes} classes"
     with kind.source.opened(folder) as place, ThreadPoolExecutor(os.cpu_count()) as pool:
         listing = read_listing(kind, place)
         for path in listing.paths:
             _stat(path)
         if fast:
-            return f"{found}; all files are there, not decoded"
+            return f"{summary}; all files are there, not decoded"
         for done, _ in enumerate(_mapped(pool, _check_image, listing.paths), start=1):
             progress("decoding", done, len(listing.paths))
-    return f"{found}; every image can be decoded"
+    return f"{summary}; every image can be decoded"
 
 
 def read_listing(kind: Birds, place: Path) -> Listing:
-    """What the text files say, checked against each other and against the numbers that the publisher states."""
+    """Read the text files, and check them against each other and the publisher's numbers."""
     images = _table(place / "images.txt")
     labels = _numbers(place / "image_class_labels.txt")
     split = _numbers(place / "train_test_split.txt")
@@ -138,7 +162,7 @@ def read_listing(kind: Birds, place: Path) -> Listing:
 
 
 def _table(path: Path) -> dict[str, str]:
-    """Lines of a number and a text, in their order."""
+    """Read lines of a number and a text, in their order."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -178,20 +202,21 @@ def _stat(path: Path) -> os.stat_result:
 
 
 def _resized(image: Image, size: int) -> Image:
-    """All of it, whatever its proportions."""
+    """Resize the whole image, whatever its proportions."""
     from PIL import Image as Pillow
 
     return image.resize((size, size), Pillow.Resampling.BILINEAR)
 
 
 def _native(image: Image, size: int) -> Image:
-    """The centre as it is; of an image that is smaller either way, its largest central square, resized.
+    """Crop the centre; of an image that is smaller than `size`, resize its largest central square.
 
-    So does the layer CenterCrop of Keras, which FedQUIT's authors use.
+    The layer CenterCrop of Keras, which FedQUIT's authors use, does the same.
     """
     width, height = image.size
     side = size if min(width, height) >= size else min(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
+    left = (width - side) // 2
+    top = (height - side) // 2
     cut = image.crop((left, top, left + side, top + side))
     return cut if side == size else _resized(cut, size)
 
@@ -200,7 +225,7 @@ CROPS: dict[str, Callable[[Image, int], Image]] = {"resized": _resized, "native"
 
 
 def _open(path: Path) -> Image:
-    """An image in colour, read in full."""
+    """Read an image as RGB."""
     from PIL import Image as Pillow
 
     try:
@@ -220,15 +245,16 @@ def _decode(path: Path, size: int, crop: str) -> NDArray[np.uint8]:
 
 
 def _decoded(kind: Birds, folder: Path, part: Listing, size: int, crop: str, title: str, progress: Progress) -> Tensor:
-    """The images as one array in a file that is mapped into memory; made first where it is not there."""
+    """Return the images `(N, 3, size, size)`, mapped from a file that is made if it is not there."""
     home = (folder if os.access(folder, os.W_OK) else user_cache() / "fedquit" / "data") / DECODED
     path = home / f"{kind.source.name}-{size}-{crop}-{_key(part, folder, size, crop)}.npy"
     if not path.exists():
-        with held(home, kind.source.name):
+        with dataset_lock(home, kind.source.name):
             if not path.exists():  # nobody else made it meanwhile
                 _make(path, part, size, crop, title, progress)
     try:
-        # Private pages: nobody writes to the file through the tensor, and torch wants memory that could be written to.
+        # Copy on write: the file cannot be changed through the tensor, and torch needs memory that
+        # is writable.
         images = np.load(path, mmap_mode="c", allow_pickle=False)
         if images.shape != (len(part.paths), 3, size, size) or images.dtype != np.uint8:
             raise ValueError("it has another shape")
@@ -238,7 +264,7 @@ def _decoded(kind: Birds, folder: Path, part: Listing, size: int, crop: str, tit
 
 
 def _key(part: Listing, folder: Path, size: int, crop: str) -> str:
-    """A hash of all that the decoded images depend on; of each file, its length and when it was changed."""
+    """Return a hash of all that the decoded images depend on: size, crop, files and their times."""
     digest = hashlib.blake2b(f"{VERSION} {size} {crop}".encode(), digest_size=8)
     for path in part.paths:
         stat = _stat(path)
@@ -249,10 +275,10 @@ def _key(part: Listing, folder: Path, size: int, crop: str) -> str:
 def _make(path: Path, part: Listing, size: int, crop: str, title: str, progress: Progress) -> None:
     for left_over in path.parent.glob(".*.making"):  # of a process that was killed: the lock is ours
         left_over.unlink(missing_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.making")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.making")
     shape = (len(part.paths), 3, size, size)
     try:
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             # Written rather than mapped: a full disk is then an error, not the end of the process.
             np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
             with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -262,17 +288,17 @@ def _make(path: Path, part: Listing, size: int, crop: str, title: str, progress:
                     progress(f"decoding {title} images", done, len(part.paths))
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     except OSError as error:
         raise StoreError(
             f"cannot write the decoded images to {path} ({error.strerror or error}): make room for "
             f"{np.prod(shape) / 1e6:,.0f} MB, or take another data folder."
         ) from error
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _mapped(pool: ThreadPoolExecutor, work: Callable[[Path], T], paths: tuple[Path, ...]) -> Iterator[T]:
-    """In order, a few ahead of what is used."""
+    """Yield the results in order, computing at most `AT_ONCE` ahead."""
     for at in range(0, len(paths), AT_ONCE):
         yield from pool.map(work, paths[at : at + AT_ONCE])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose examples are whose: one data set in memory, and for every client the positions of its own.
+"""A federated data set: one data set in memory, and the positions of every client's examples.
 
-A client's examples are training data or holdout (never trained on: the null that forgotten data is compared with). A
-request marks some of the training data as *forget*; the rest is *retain*. Once served, the marked ones are gone.
+A client's examples are training data or holdout (never trained on: forgotten data is compared with
+it). A request marks some of the training data as *forget*; the rest is *retain*. Once the request
+is served, the marked ones are removed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedquit.core import ClientId, Request, Split
-from fedquit.data.preprocessing import AS_STORED, AsStored, Look
+from fedquit.data.preprocessing import AS_STORED, AsStored, Preprocessing
 from fedquit.errors import InputError, RequestError
 
 NOTHING = torch.zeros(0, dtype=torch.long)
@@ -25,7 +26,18 @@ NOTHING = torch.zeros(0, dtype=torch.long)
 class Dataset:
     """A data set as tensors: examples, labels, and a test set.
 
-    Examples may be stored as bytes; `look` then makes them ready for a network, batch by batch.
+    Attributes:
+        x: the training examples, `(N, …)`: floats, tokens, or bytes that `look` preprocesses batch
+            by batch.
+        y: their labels, int64 of shape `(N,)`, or `(N, T)` for sequences.
+        test_x: the test examples, of the same shape and type as `x` but for their number.
+        test_y: their labels.
+        classes: the number of classes, C; labels run from 0 to C - 1.
+        look: how stored examples are preprocessed and augmented, such as `Pixels` for images of
+            bytes.
+
+    Raises:
+        InputError: for shapes, types, labels or numbers that do not fit together.
     """
 
     x: Tensor
@@ -33,7 +45,7 @@ class Dataset:
     test_x: Tensor
     test_y: Tensor
     classes: int
-    look: Look = AS_STORED
+    look: Preprocessing = AS_STORED
 
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.x, self.y), ("test", self.test_x, self.test_y)):
@@ -51,7 +63,9 @@ class Dataset:
             if x.is_floating_point() and not bool(torch.isfinite(x).all()):
                 raise InputError(f"the {part} examples hold NaN or infinity: clean them first.")
         if not isinstance(self.look, AsStored) and self.x.dtype != torch.uint8:
-            raise InputError(f"a look makes bytes ready, and the examples are {self.x.dtype}: store them as uint8.")
+            raise InputError(
+                f"a preprocessing (look) reads bytes, and the examples are {self.x.dtype}: store them as uint8."
+            )
         if self.x.shape[1:] != self.test_x.shape[1:]:
             raise InputError(
                 f"training examples have shape {tuple(self.x.shape[1:])} and test examples "
@@ -60,11 +74,11 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example as a network reads it."""
+        """The shape of one example as a network reads it."""
         return self.look.shape(tuple(self.x.shape[1:]))
 
     def to(self, device: torch.device) -> Dataset:
-        """The same, in that device's memory."""
+        """Return the data set with its tensors in that device's memory."""
         if self.x.device == device:
             return self
         x, y, test_x, test_y = (t.to(device) for t in (self.x, self.y, self.test_x, self.test_y))
@@ -73,48 +87,77 @@ class Dataset:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A data set, dealt out to clients."""
+    """A data set that is divided among clients. Positions are indices into the data set, int64.
+
+    Attributes:
+        dataset: all examples.
+        train: the positions of what each client trains on.
+        forget: the part of it that the present request marks.
+        holdout: the positions of each client's hold-out examples, never trained on.
+        public: the positions of the server's own examples.
+    """
 
     dataset: Dataset
-    train: Mapping[ClientId, Tensor]  # positions of what each client trains on
-    forget: Mapping[ClientId, Tensor] = field(default_factory=dict)  # the part that the present request marks
+    train: Mapping[ClientId, Tensor]
+    forget: Mapping[ClientId, Tensor] = field(default_factory=dict)
     holdout: Mapping[ClientId, Tensor] = field(default_factory=dict)
-    public: Tensor = NOTHING  # the server's own
+    public: Tensor = NOTHING
 
     @property
     def x(self) -> Tensor:
-        """All examples."""
+        """All training examples of the data set."""
         return self.dataset.x
 
     @property
     def y(self) -> Tensor:
-        """All labels."""
+        """The labels of `x`."""
         return self.dataset.y
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
-        """Everybody."""
+        """All clients."""
         return tuple(self.train)
 
     def view(self, client: ClientId, split: Split) -> Tensor:
-        """The positions of a client's examples in that split."""
-        mine, marked = self.train[client], self.forget.get(client, NOTHING)
+        """Return the positions of a client's training examples in a split.
+
+        Args:
+            client: whose examples.
+            split: "all", "forget" (what the present request marks) or "retain" (the rest).
+        """
+        mine = self.train[client]
+        marked = self.forget.get(client, NOTHING)
         if split == "all":
             return mine
         return marked if split == "forget" else mine[~torch.isin(mine, marked)]
 
     def pooled(self, split: Split, clients: tuple[ClientId, ...] | None = None) -> Tensor:
-        """The positions of that split over these clients, or over all."""
-        return torch.cat([NOTHING, *(self.view(c, split) for c in (self.clients if clients is None else clients))])
+        """Return the positions of a split over several clients, one client after the other.
+
+        Args:
+            split: as in `view`.
+            clients: whose examples; None means all clients.
+        """
+        chosen = self.clients if clients is None else clients
+        return torch.cat([NOTHING, *(self.view(c, split) for c in chosen)])
 
     def label_counts(self) -> dict[str, list[int]]:
-        """How many examples of each class every client trains on; nothing where examples have several labels."""
+        """Return each client's examples of each class; {} where an example has several labels."""
         if self.y.dim() > 1:
             return {}
         return {str(c): self.y[at].bincount(minlength=self.dataset.classes).tolist() for c, at in self.train.items()}
 
     def mark(self, request: Request, samples: Mapping[ClientId, Tensor] | None = None) -> FederatedData:
-        """With the examples of a request marked as forget: `samples` of its clients, or all that they have."""
+        """Return the data with the examples of a request marked as forget.
+
+        Args:
+            request: who asks.
+            samples: for a request for samples, the positions that each of its clients marks;
+                otherwise None, and all examples of its clients are marked.
+
+        Raises:
+            RequestError: if the request cannot be served, or `samples` do not fit it.
+        """
         request.check(self.clients)
         if request.samples != (samples is not None):
             raise RequestError("a request for samples must say which; a request for whole clients must not.")
@@ -129,18 +172,24 @@ class FederatedData:
         return replace(self, forget=marked)
 
     def after(self, request: Request) -> FederatedData:
-        """The data once the present request has been served: the marked examples are gone, and clients that left."""
-        left = {c: self.view(c, "retain") for c in request.stay(self.clients)}
-        return replace(self, train=left, forget={}, holdout={c: h for c, h in self.holdout.items() if c in left})
+        """Return the data without the marked examples and the clients that left."""
+        train = {c: self.view(c, "retain") for c in request.stay(self.clients)}
+        holdout = {c: positions for c, positions in self.holdout.items() if c in train}
+        return replace(self, train=train, forget={}, holdout=holdout)
 
     def join(self, client: ClientId, before: FederatedData) -> FederatedData:
-        """With a client in (again), with the data that it had before."""
+        """Return the data with one more client.
+
+        Args:
+            client: who joins, or joins again.
+            before: the data from which it takes its examples.
+        """
         train = {**self.train, client: before.train[client]}
         holdout = {**self.holdout, client: before.holdout.get(client, NOTHING)}
         return replace(self, train=dict(sorted(train.items())), holdout=holdout)
 
     def fingerprint(self) -> str:
-        """A hash of all that training can depend on."""
+        """Return a hash of all that training can depend on."""
         digest = hashlib.blake2b(digest_size=16)
         for tensor in (self.x, self.y, self.public):
             digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring a published data set here: a download that goes on where it broke off, a checksum, and all or nothing on disk.
+"""Fetch a published data set: a resumable download, a checksum, and all or nothing on disk.
 
-While it is fetched, the publisher's file lies in the data folder as `NAME.part`, with a note beside it of what it is a
-part of. An archive is unpacked in a hidden folder and renamed, so that a kill leaves the whole data set or none of it.
+While it is fetched, the publisher's file lies in the data folder as `NAME.part`; `NAME.part.json`
+says which file it is a part of. An archive is unpacked in a hidden folder and renamed, so that a
+kill leaves the whole data set or nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from fedquit.data.catalog import MEGABYTE, Damaged, Progress, Source, held, require_checksum, unseen
+from fedquit.data.catalog import MEGABYTE, Damaged, Progress, Source, dataset_lock, no_progress, require_checksum
 from fedquit.errors import InputError, StoreError
 from fedquit.utils import files
 
@@ -31,16 +32,39 @@ PAUSE = 1.0  # seconds before a broken download is taken up again
 CHUNK = 1 << 18
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 PARTIAL, NOT_THAT_RANGE = 206, 416
-RESTARTS = 2  # how often a part that does not fit what the server has is thrown away
+RESTARTS = 2  # how often a part that does not fit the server's file is deleted
 
 
-def fetch(source: Source, folder: Path, *, url: str = "", progress: Progress = unseen, pause: float = PAUSE) -> bool:
-    """Put a data set into the data folder; False where it is there already.
+def fetch(
+    source: Source, folder: Path, *, url: str = "", progress: Progress = no_progress, pause: float = PAUSE
+) -> bool:
+    """Put a data set into the data folder.
 
-    An archive that the user has put there is taken, and stays; one that was downloaded goes once it is unpacked.
+    An archive that the user has put there is used, and stays; a downloaded one is deleted once it
+    is unpacked.
+
+    Args:
+        source: the data set.
+        folder: the data folder.
+        url: another address of the publisher's file.
+        progress: called with each step.
+        pause: seconds before a broken download is resumed.
+
+    Returns:
+        Whether it was fetched; False where it was there already.
+
+    Raises:
+        StoreError: if the network, the disk or the publisher's file is at fault; the same command
+            resumes.
+        InputError: if an archive that the user put there is not the published one.
     """
-    with held(folder, source.name, lambda: progress("waiting for another process", 0, 0)), _told(source, folder):
-        part, own = folder / f"{source.archive}.part", folder / source.archive
+
+    def note_waiting() -> None:
+        progress("waiting for another process", 0, 0)
+
+    with dataset_lock(folder, source.name, note_waiting), _explain_write_error(source, folder):
+        part = folder / f"{source.archive}.part"
+        own = folder / source.archive
         if source.place(folder).exists():
             _clear(source, folder, part)
             return False
@@ -61,8 +85,8 @@ def fetch(source: Source, folder: Path, *, url: str = "", progress: Progress = u
 
 
 @contextlib.contextmanager
-def _told(source: Source, folder: Path) -> Iterator[None]:
-    """Turn what the system says about a failed write into a sentence."""
+def _explain_write_error(source: Source, folder: Path) -> Iterator[None]:
+    """Turn an OSError of a write into a StoreError that says what to do."""
     try:
         yield
     except StoreError:
@@ -89,10 +113,10 @@ def _require_room(folder: Path, needed: int) -> None:
 
 
 def _clear(source: Source, folder: Path, part: Path) -> None:
-    """Remove what a fetch leaves on its way."""
+    """Remove the temporary files of a fetch."""
     for path in (part, _note_path(part)):
         path.unlink(missing_ok=True)
-    shutil.rmtree(_beside(source, folder), ignore_errors=True)
+    shutil.rmtree(_unpacking_folder(source, folder), ignore_errors=True)
 
 
 def _require_published(own: Path, source: Source) -> None:
@@ -119,7 +143,7 @@ def _verify(part: Path, source: Source, url: str) -> None:
 
 @dataclass(frozen=True)
 class _Note:
-    """What a part is a part of."""
+    """Which file of the server a part belongs to."""
 
     url: str = ""
     validator: str = ""  # what the server calls this version of the file
@@ -132,8 +156,8 @@ def _note_path(part: Path) -> Path:
 
 def _read_note(part: Path) -> _Note:
     try:
-        found = json.loads(_note_path(part).read_text(encoding="utf-8"))
-        return _Note(str(found["url"]), str(found["validator"]), int(found["length"]))
+        note = json.loads(_note_path(part).read_text(encoding="utf-8"))
+        return _Note(str(note["url"]), str(note["validator"]), int(note["length"]))
     except (OSError, ValueError, TypeError, KeyError):
         return _Note()
 
@@ -143,16 +167,16 @@ def _size(path: Path) -> int:
 
 
 def _download(url: str, part: Path, source: Source, progress: Progress, pause: float) -> None:
-    """Bring the part to its full length. A broken connection is taken up again as long as each attempt brings more."""
+    """Download until the part is complete; resume as long as each attempt brings more."""
     if not url.lower().startswith(("http://", "https://")):
-        raise InputError(f"{url} is no address on the web: give one that begins with https:// or http://.")
+        raise InputError(f"{url} is not a web address: give one that begins with https:// or http://.")
     restarts = 0
     while True:
         before = _size(part)
         try:
             if _attempt(url, part, source, progress):
                 return
-            restarts += 1  # the part did not fit, and is gone
+            restarts += 1  # the part did not fit, and was deleted
             if restarts > RESTARTS:
                 raise StoreError(f"{url} answers differently each time: take another mirror with --url.")
         except HTTPError as error:
@@ -162,22 +186,23 @@ def _download(url: str, part: Path, source: Source, progress: Progress, pause: f
                 f"{source.by_hand(part.parent)}."
             ) from error
         except (URLError, HTTPException, TimeoutError, ConnectionError) as error:
-            have = _size(part)
-            if have > before:
+            size = _size(part)
+            if size > before:
                 time.sleep(pause)
                 continue
-            kept = f" ({have / MEGABYTE:,.1f} MB are kept, and the same command goes on from there)" if have else ""
+            resumes = f" ({size / MEGABYTE:,.1f} MB are kept, and the same command goes on from there)" if size else ""
             raise StoreError(
                 f"{url} cannot be reached ({getattr(error, 'reason', error)}): connect to the network and run the same "
-                f"command again{kept}, or {source.by_hand(part.parent)}."
+                f"command again{resumes}, or {source.by_hand(part.parent)}."
             ) from error
 
 
 def _attempt(url: str, part: Path, source: Source, progress: Progress) -> bool:
-    """One request. True: the part is complete. False: what was there did not fit and was thrown away."""
-    note, have = _read_note(part), _size(part)
+    """Make one request; return whether the part is complete (else it did not fit, and is deleted)."""
+    note = _read_note(part)
+    have = _size(part)  # bytes
     if note.url != url or not (note.validator or note.length):
-        have = 0  # nobody can say what it is a part of
+        have = 0  # it is unknown which file it is a part of
     if have and have == note.length:
         return True
     headers = {"User-Agent": "fedquit"}
@@ -197,12 +222,14 @@ def _attempt(url: str, part: Path, source: Source, progress: Progress) -> bool:
         return False
     with answer:
         if have and answer.status == PARTIAL:
-            start, length = _stated_start(answer), _stated_length(answer.headers.get("Content-Range", ""))
+            start = _stated_start(answer)
+            length = _stated_length(answer.headers.get("Content-Range", ""))
             if start != have or (note.length and length != note.length):
                 part.unlink()
                 return False
-        else:  # from the beginning: asked for, or the server knows no ranges, or its file is another one by now
-            have, length = 0, _stated_length(answer.headers.get("Content-Length", ""))
+        else:  # from the beginning: as asked, or the server has no ranges, or its file has changed since
+            have = 0
+            length = _stated_length(answer.headers.get("Content-Length", ""))
         if length and length != source.bytes:
             raise StoreError(
                 f"{url} offers a file of {length:,} bytes, and {source.archive} has {source.bytes:,}: it is another "
@@ -235,12 +262,12 @@ def _receive(answer: HTTPResponse, part: Path, source: Source, progress: Progres
 def _piece(answer: HTTPResponse) -> bytes:
     try:
         return answer.read(CHUNK)
-    except OSError as error:  # of the network: others, of the disk, are told in other words
+    except OSError as error:  # of the network; errors of the disk have their own message
         raise ConnectionError(error.strerror or str(error)) from error
 
 
 def _validator(answer: HTTPResponse) -> str:
-    """A name for this version of the file; only a strong one may be asked for again."""
+    """Return what identifies this version of the file; a weak ETag may not be used for ranges."""
     tag = answer.headers.get("ETag", "")
     return tag if tag.startswith('"') else answer.headers.get("Last-Modified", "")
 
@@ -258,34 +285,34 @@ def _stated_length(header: str) -> int:
 # ---- unpacking
 
 
-def _beside(source: Source, folder: Path) -> Path:
+def _unpacking_folder(source: Source, folder: Path) -> Path:
     return folder / f".{source.entry}.unpacking"
 
 
 def _unpack(archive: Path, source: Source, folder: Path, progress: Progress) -> None:
-    """Unpack the entry of an archive in a hidden folder, and put it in its place with one rename."""
-    beside = _beside(source, folder)
-    shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed: the lock is ours
-    beside.mkdir()
+    """Unpack the entry of an archive in a hidden folder, and rename it into place."""
+    hidden = _unpacking_folder(source, folder)
+    shutil.rmtree(hidden, ignore_errors=True)  # of a process that was killed: the lock is ours
+    hidden.mkdir()
     try:
         with archive.open("rb") as packed, tarfile.open(fileobj=packed, mode="r:gz") as tar:
             for member in tar:
                 progress("unpacking", packed.tell(), archive.stat().st_size)
                 if _wanted(member, source, archive):
-                    tar.extract(member, beside, filter="data")
-        if not source.place(beside).exists():
+                    tar.extract(member, hidden, filter="data")
+        if not source.place(hidden).exists():
             raise InputError(f"{archive} holds no {source.entry}: it is another file; delete it and get it again.")
         os.sync()  # thousands of files at once; the rename must not reach the disk before them
-        source.place(beside).rename(source.place(folder))
+        source.place(hidden).rename(source.place(folder))
         files.flush_folder(folder)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise InputError(f"{archive} cannot be unpacked ({error}): delete it and get it again.") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _wanted(member: tarfile.TarInfo, source: Source, archive: Path) -> bool:
-    """Whether it is a part of the entry; what could reach outside the folder has no business in such an archive."""
+    """Whether a member belongs to the entry; refuse one that could reach outside the folder."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or not (member.isreg() or member.isdir()):
         raise InputError(f"{archive} holds {member.name!r}, which is no plain file below it: nothing was unpacked.")

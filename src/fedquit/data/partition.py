@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets which examples. A partition is a function of the labels, the number of clients and a random generator.
+"""Partitions: which client gets which examples.
 
-It returns, for every client, the sorted positions of its examples; the same generator gives the same ones.
+A partition is a function of the labels, the number of clients and a random generator. It returns,
+for every client, the sorted positions of its examples; the same generator gives the same ones.
 """
 
 from __future__ import annotations
@@ -25,40 +26,49 @@ TRIES = 10  # how often the authors draw before they give up on a client without
 
 
 class Partition(Protocol):
-    """One way to deal the examples out; each takes from the options what concerns it."""
+    """One way to divide the examples; each takes from the options what concerns it."""
 
     def __call__(
         self, labels: Tensor, clients: int, rng: np.random.Generator, *, alpha: float, file: str | Path | None
     ) -> dict[ClientId, Tensor]:
-        """The positions of every client's examples."""
+        """Return the sorted positions of every client's examples.
+
+        Args:
+            labels: of all examples, `(N,)` or `(N, T)`.
+            clients: how many clients.
+            rng: draws whatever is random.
+            alpha: of the Dirichlet distribution, for `lda`.
+            file: the JSON file, for `file`.
+        """
 
 
 def stream(seed: int, *purpose: object) -> np.random.Generator:
-    """A random generator of its own for each purpose, so that one more draw here changes nothing there."""
+    """Return a random generator for one purpose; draws from it change no other."""
     key = hashlib.blake2b(repr((seed, *purpose)).encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(key, "big"))
 
 
 def iid(labels: Tensor, clients: int, rng: np.random.Generator, **_: object) -> dict[ClientId, Tensor]:
-    """Random parts of equal size; where that does not come out even, the first clients get one more."""
+    """Random parts of equal size; if there is a remainder, the first clients get one more."""
     _require_enough(len(labels), clients)
-    return _dealt(np.array_split(rng.permutation(len(labels)), clients))
+    return _by_client(np.array_split(rng.permutation(len(labels)), clients))
 
 
 def chunks(labels: Tensor, clients: int, rng: np.random.Generator, **_: object) -> dict[ClientId, Tensor]:
     """Contiguous parts of equal size, in the order of the data set."""
     _require_enough(len(labels), clients)
-    return _dealt(np.array_split(np.arange(len(labels)), clients))
+    return _by_client(np.array_split(np.arange(len(labels)), clients))
 
 
 def lda(labels: Tensor, clients: int, rng: np.random.Generator, *, alpha: float, **_: object) -> dict[ClientId, Tensor]:
-    """Label skew: the shares of each class are drawn from Dirichlet(alpha, …, alpha), as FedQUIT's authors do.
+    """Label skew: the shares of each class are drawn from Dirichlet(alpha, …, alpha).
 
-    Client k gets round(p_k * n) of the n examples of a class. Where rounding leaves some over, nobody gets them; where
-    it runs short, the last clients get fewer. All is drawn anew while a client has nothing at all.
+    Client k gets round(p_k * n) of the n examples of a class. Where rounding leaves some over,
+    nobody gets them; where it runs short, the last clients get fewer. All is drawn anew while a
+    client has nothing at all.
     """
     if not (math.isfinite(alpha) and alpha > 0):
-        raise InputError(f"alpha is {alpha}: it must be above 0 (0.1 deals the classes out very unevenly, 100 evenly).")
+        raise InputError(f"alpha is {alpha}: it must be above 0 (0.1 divides the classes very unevenly, 100 evenly).")
     if labels.dim() != 1:
         raise InputError(f"labels of shape {tuple(labels.shape)} have no single class each: use iid or chunks.")
     _require_enough(len(labels), clients)
@@ -75,11 +85,11 @@ def lda(labels: Tensor, clients: int, rng: np.random.Generator, *, alpha: float,
         )
     # The part behind the last cut is what rounding left over.
     parts = [np.split(rng.permutation(members), cut)[:-1] for members, cut in zip(by_class, cuts, strict=True)]
-    return _dealt([np.concatenate(part) for part in zip(*parts, strict=True)])
+    return _by_client([np.concatenate(part) for part in zip(*parts, strict=True)])
 
 
 def _cuts(proportions: NDArray[np.float64], sizes: Positions) -> Positions:
-    """For each class (row), where the share of each client ends; never behind the class's last example."""
+    """Return where each client's share ends, `(classes, clients)`; at most the class's size."""
     counts = np.rint(proportions * sizes[:, None]).astype(np.int64)
     cuts: Positions = np.minimum(counts.cumsum(axis=1), sizes[:, None])
     return cuts
@@ -102,26 +112,26 @@ def from_file(
 
 def _read(path: Path) -> dict[str, list[int]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_twins)
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_duplicates)
     except OSError as error:
         raise InputError(f"partition file {path} cannot be read ({error.strerror}): check the path.") from error
     except InputError:
         raise
     except ValueError as error:  # not JSON, or not even text
         raise InputError(f'partition file {path} is not JSON ({error}): write {{"0": [positions], …}}.') from error
-    if not isinstance(found, dict) or not found or not all(isinstance(v, list) for v in found.values()):
+    if not isinstance(content, dict) or not content or not all(isinstance(v, list) for v in content.values()):
         raise InputError(f'partition file {path} does not map clients to lists: write {{"0": [positions], …}}.')
-    return found
+    return content
 
 
-def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """JSON allows a key twice and keeps the last one; here that would lose a client's data without a word."""
-    found: dict[str, object] = {}
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuse a key that comes twice: JSON would keep the last and lose a client's data."""
+    content: dict[str, object] = {}
     for name, value in pairs:
-        if name in found:
+        if name in content:
             raise InputError(f"the partition file names client {name!r} twice: join its positions in one list.")
-        found[name] = value
-    return found
+        content[name] = value
+    return content
 
 
 def _client_id(name: str, file: str | Path) -> ClientId:
@@ -152,10 +162,10 @@ def _require_enough(examples: int, clients: int) -> None:
     if clients < 1:
         raise InputError(f"there are {clients} clients: a federation needs at least one.")
     if examples < clients:
-        raise InputError(f"{examples} examples cannot be dealt out to {clients} clients: take fewer clients.")
+        raise InputError(f"{examples} examples cannot be divided among {clients} clients: take fewer clients.")
 
 
-def _dealt(parts: list[Positions]) -> dict[ClientId, Tensor]:
+def _by_client(parts: list[Positions]) -> dict[ClientId, Tensor]:
     return {k: torch.from_numpy(np.sort(part).astype(np.int64)) for k, part in enumerate(parts)}
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what is stored to what a network reads: pixels are kept as bytes, and made ready in batches on the device.
+"""Preprocessing and augmentation: images are stored as bytes, and normalised on the device.
 
-A look has two faces. `plain` is the same every time: evaluation and unlearning see it. `varied` augments, and takes all
-its randomness as uniform numbers from outside, so that runs repeat and engines agree; ordinary training sees it.
+A preprocessing has two functions. `plain` is deterministic: evaluation and unlearning use it.
+`varied` augments, and takes all its randomness as uniform numbers from outside, so that runs repeat
+and engines agree: ordinary training uses it (`Task.augments`).
 """
 
 from __future__ import annotations
@@ -33,39 +34,44 @@ DRAWS: dict[Vary, int] = {
 }
 
 
-class Look(Protocol):
+class Preprocessing(Protocol):
     """How a batch of stored examples becomes what a network reads."""
 
     @property
     def draws(self) -> int:
-        """How many uniform numbers `varied` wants for each example; 0 where it does not vary."""
+        """Uniform numbers that `varied` needs for each example; 0 where nothing is augmented."""
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Of one example as the network reads it."""
+        """Return the shape of one example as the network reads it, from its shape as stored."""
 
     def plain(self, x: Tensor) -> Tensor:
-        """The same every time."""
+        """Return the examples `(B, …)` as the network reads them, without augmentation."""
 
     def varied(self, x: Tensor, u: Tensor) -> Tensor:
-        """Augmented, with uniform numbers (examples, draws)."""
+        """Return the examples `(B, …)` as the network reads them, augmented.
+
+        Args:
+            x: the examples as stored.
+            u: uniform numbers in [0, 1), `(B, draws)`.
+        """
+
+
+Look = Preprocessing  # its former name
 
 
 @dataclass(frozen=True)
 class AsStored:
-    """Examples that are ready as they are: floats, or tokens."""
+    """No preprocessing: the examples are stored as the network reads them, as floats or tokens."""
 
     draws: int = 0
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """As stored."""
         return stored
 
     def plain(self, x: Tensor) -> Tensor:
-        """As stored."""
         return x
 
     def varied(self, x: Tensor, u: Tensor) -> Tensor:
-        """As stored."""
         return x
 
 
@@ -74,43 +80,53 @@ AS_STORED = AsStored()
 
 @dataclass(frozen=True)
 class Pixels:
-    """Images (N, C, H, W) of bytes: scaled to 0..1, normalised, resized where the network wants another size.
+    """Images (N, C, H, W) of bytes: scaled to 0..1, normalised, and resized to what the network reads.
 
-    The ways to vary are those of FedQUIT's authors. Each is one bilinear sampling of the stored image:
+    The augmentations (`vary`) are those of FedQUIT's authors. Each is one bilinear sampling of the stored image:
     `rotate-pad-crop-flip` turns it by up to 21.6 degrees (what comes in from outside is mirrored), pads it by 2 zeros
     on each side, crops it to its size and flips it; `enlarge-crop-flip` resizes it to 244/224 of `size` and crops that;
     `resized-crop-flip` stretches a part of 8 to 100 % of its area, of ratio 3/4 to 4/3, to `size`.
+
+    Attributes:
+        mean: of the pixels of each channel, scaled to 0..1.
+        std: their standard deviations.
+        size: the side in pixels of what the network reads; 0 keeps the size as stored.
+        vary: the augmentation, or "none".
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    size: int = 0  # the side of what the network reads; 0: as stored
+    size: int = 0
     vary: Vary = "none"
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
             raise InputError("an image needs one mean and one standard deviation above 0 for each channel.")
         if self.vary not in DRAWS:
-            raise InputError(f"there is no way {self.vary!r} to vary images: choose one of {', '.join(DRAWS)}.")
+            raise InputError(f"there is no augmentation {self.vary!r}: choose one of {', '.join(DRAWS)}.")
 
     @property
     def draws(self) -> int:
-        """How many uniform numbers `varied` wants for each image."""
         return DRAWS[self.vary]
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Of one image as the network reads it."""
+        """Return the shape (C, size, size) of one image as the network reads it."""
         return (stored[0], self.size, self.size) if self.size else stored
 
     def plain(self, x: Tensor) -> Tensor:
-        """Normalised, and resized."""
+        """Return images (B, C, H, W) of bytes normalised and resized, without augmentation."""
         x = self._normalised(x)
         if self.size and x.shape[-2:] != (self.size, self.size):
             x = functional.interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False)
         return x
 
     def varied(self, x: Tensor, u: Tensor) -> Tensor:
-        """Normalised, and augmented."""
+        """Return images normalised, resized and augmented.
+
+        Args:
+            x: images (B, C, H, W) of bytes.
+            u: uniform numbers in [0, 1), (B, draws): the only randomness.
+        """
         if self.vary == "rotate-pad-crop-flip":
             return _turned_and_shifted(self._normalised(x), u)
         if self.vary == "enlarge-crop-flip":
@@ -127,23 +143,24 @@ class Pixels:
         return (x.float() / 255 - mean) / std
 
     def _cropped(self, x: Tensor, sides: Tensor, corner: Tensor, flip: Tensor) -> Tensor:
-        """The part with these sides (shares of height and width), its corner anywhere, stretched to `size`."""
+        """Crop (sides and corner as shares of height and width), flip, and resize to `size`."""
         high, wide = x.shape[-2:]
         centre = sides - 1 + 2 * corner * (1 - sides)  # in the grid's coordinates, from -1 to 1
-        rows, columns = _centres(self.size or high, sides), _centres(self.size or wide, sides)
+        rows = _centres(self.size or high, sides)
+        columns = _centres(self.size or wide, sides)
         y = centre[:, 0, None] + sides[:, 0, None] * rows
         at = centre[:, 1, None] + sides[:, 1, None] * columns * _sign(flip)[:, None]
         grid = torch.stack(torch.broadcast_tensors(at[:, None, :], y[:, :, None]), -1)
         return functional.grid_sample(self._normalised(x), grid, padding_mode="border", align_corners=False)
 
 
-@cache  # a recorded computation must find its constants on the device
+@cache  # a CUDA graph must find its constants on the device
 def _for_channels(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def _turned_and_shifted(x: Tensor, u: Tensor) -> Tensor:
-    """Rotation, then zeros around it and a crop, then a flip; read backwards from the pixels that come out."""
+    """Rotate, pad with zeros, crop and flip, as one sampling of the source."""
     high, wide = x.shape[-2:]
     angle = (2 * u[:, 0] - 1) * ROTATION
     offset = (u[:, 1:3] * (2 * PADDING + 1)).floor().clamp(max=2 * PADDING) - PADDING  # whole pixels, y and x
@@ -166,7 +183,7 @@ def _within(places: Tensor, size: int) -> Tensor:
 
 
 def _centres(count: int, like: Tensor) -> Tensor:
-    """The centres of so many pixels, from -1 to 1."""
+    """Return the centres of `count` pixels in the grid's coordinates, from -1 to 1."""
     return (2 * _pixels(count, like) + 1) / count - 1
 
 
@@ -175,7 +192,7 @@ def _sign(flip: Tensor) -> Tensor:
 
 
 def _random_sides(area: Tensor, ratio: Tensor) -> Tensor:
-    """Height and width as shares of the image's: of a random area and a random ratio, neither above 1."""
+    """Return height and width as shares of the image's, `(B, 2)`, of random area and ratio."""
     share = AREA[0] + (AREA[1] - AREA[0]) * area
     wide_to_high = torch.exp(math.log(RATIO[0]) + (math.log(RATIO[1]) - math.log(RATIO[0])) * ratio)
     return torch.stack([(share / wide_to_high).sqrt(), (share * wide_to_high).sqrt()], -1).clamp(max=1.0)

@@ -16,7 +16,7 @@ from fedquit.data.catalog import (
     SHAKESPEARE_SOURCE,
     Progress,
     Source,
-    unseen,
+    no_progress,
 )
 from fedquit.data.cifar import CIFAR10, CIFAR100, check_cifar, cifar10, cifar100
 from fedquit.data.cub import Birds, check_birds, cub200
@@ -30,15 +30,21 @@ State = Literal["complete", "absent", "damaged"]
 
 
 class Check(Protocol):
-    """Looks at what lies in a data folder: what there is, in words, or an InputError that says what is wrong."""
+    """A function that checks one data set in a data folder."""
 
-    def __call__(self, folder: Path, /, *, fast: bool = False, progress: Progress = unseen) -> str:
-        """Checksums, numbers and, unless it should be fast, that every image can be decoded."""
+    def __call__(self, folder: Path, /, *, fast: bool = False, progress: Progress = no_progress) -> str:
+        """Check the files; return, in words, what there is, or raise an InputError that says what is wrong.
+
+        Args:
+            folder: the data folder.
+            fast: check checksums and numbers, but do not decode every image.
+            progress: called with each step.
+        """
 
 
 @dataclass(frozen=True)
 class Published:
-    """A data set that others publish."""
+    """A published data set: where it comes from, how to load it, and how to check it."""
 
     source: Source
     load: Callable[..., Dataset]
@@ -47,7 +53,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found."""
+    """The result of a check."""
 
     name: str
     path: Path
@@ -64,12 +70,19 @@ PUBLISHED: dict[str, Published] = {
 
 
 def find(name: str) -> Published:
-    """The published data set of that name."""
+    """Return the published data set of that name."""
     return lookup(PUBLISHED, name, "published data set")
 
 
-def check(name: str, folder: Path, *, fast: bool = False, progress: Progress = unseen) -> Finding:
-    """Whether a data set lies in the data folder, and whole. That it is not there is no error."""
+def check(name: str, folder: Path, *, fast: bool = False, progress: Progress = no_progress) -> Finding:
+    """Check whether a data set lies in the data folder and is complete; its absence is no error.
+
+    Args:
+        name: the data set.
+        folder: the data folder.
+        fast: do not decode every image.
+        progress: called with each step.
+    """
     published = find(name)
     place = published.source.place(folder)
     if not place.exists():
@@ -80,10 +93,23 @@ def check(name: str, folder: Path, *, fast: bool = False, progress: Progress = u
         return Finding(name, place, "damaged", str(error))
 
 
-def get(name: str, folder: Path, *, url: str = "", progress: Progress = unseen) -> bool:
-    """Fetch a data set; False where it is there already. One that is there and damaged is not touched, but told of."""
+def get(name: str, folder: Path, *, url: str = "", progress: Progress = no_progress) -> bool:
+    """Fetch a data set from its publisher.
+
+    Args:
+        name: the data set.
+        folder: the data folder.
+        url: another address of the publisher's file.
+        progress: called with each step.
+
+    Returns:
+        Whether it was fetched; False where it was there already.
+
+    Raises:
+        InputError: if it is there and damaged; it is left as it is.
+    """
     fetched = fetch(find(name).source, folder, url=url, progress=progress)
-    found = check(name, folder, fast=True, progress=progress)
-    if found.state != "complete":
-        raise InputError(f"{found.path} is there but damaged: {found.details}")
+    finding = check(name, folder, fast=True, progress=progress)
+    if finding.state != "complete":
+        raise InputError(f"{finding.path} is there but damaged: {finding.details}")
     return fetched

@@ -19,15 +19,15 @@ Selection = Callable[[Tensor, int, np.random.Generator], Tensor]  # (labels, how
 
 
 def at_random(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
-    """Any of them, each with the same chance."""
+    """Choose any samples, each with the same chance."""
     return torch.from_numpy(rng.permutation(len(labels))[:count])
 
 
 def rarest(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
-    """Class by class, from the one of which the client has least; of equally rare ones the lower number first."""
+    """Choose class by class, the client's rarest first; of equally rare ones the lower number."""
     if labels.dim() != 1:
         raise InputError(f"labels of shape {tuple(labels.shape)} have no single class for each example: use 'random'.")
-    have = labels.bincount()[labels]
+    have = labels.bincount()[labels]  # of each example's class
     by_class = labels.argsort(stable=True)
     return by_class[have[by_class].argsort(stable=True)][:count]
 
@@ -38,7 +38,22 @@ SELECTIONS: dict[str, Selection] = {"random": at_random, "rare": rarest}
 def choose_samples(
     data: FederatedData, clients: Iterable[ClientId], fraction: float, how: str, seed: int
 ) -> dict[ClientId, Tensor]:
-    """For each of these clients, the sorted positions of round(fraction * n) of its training samples, at least one."""
+    """Choose the samples that clients ask to be forgotten.
+
+    Args:
+        data: the clients' data.
+        clients: who asks.
+        fraction: the part of each client's n training samples: round(fraction * n), at least one.
+        how: a name from `SELECTIONS`: random or rare.
+        seed: fixes the draws.
+
+    Returns:
+        For each client, the sorted positions of its chosen samples.
+
+    Raises:
+        RequestError: if the fraction is not between 0 and 1, covers all of a client, or a client
+            does not exist.
+    """
     select = lookup(SELECTIONS, how, "selection of samples")
     if not 0 < fraction < 1:
         raise RequestError(

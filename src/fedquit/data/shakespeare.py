@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny Shakespeare: 1,115,394 characters of his plays, to be continued one character at a time."""
+"""Tiny Shakespeare: 1,115,394 characters of his plays, for next-character prediction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedquit.data.catalog import SHAKESPEARE_SOURCE, Progress, Source, data_folder, require_checksum, unseen
+from fedquit.data.catalog import SHAKESPEARE_SOURCE, Progress, Source, data_folder, no_progress, require_checksum
 from fedquit.data.federated import Dataset
 from fedquit.errors import InputError
 
@@ -18,16 +18,31 @@ TEST_SHARE = 10  # the last tenth of every chunk
 
 
 def shakespeare(*, folder: str | Path | None = None, clients: int = 80, window: int = 80) -> Dataset:
-    """Shakespeare's plays, 65 different characters: one chunk for each client, cut into windows of `window` characters.
+    """Shakespeare's plays as windows of characters, 65 different ones; labels are the next characters.
 
-    Each target is the character that follows. With the partition `chunks` and as many clients, or a divisor of that
-    number, nobody shares a chunk.
+    The text is cut into one chunk for each client. With the partition `chunks` and as many clients,
+    or a divisor of that number, no two clients share a chunk.
+
+    Args:
+        folder: the data folder; see `fedquit.data.catalog.data_folder`.
+        clients: how many chunks.
+        window: characters of one example.
     """
     return read_text(SHAKESPEARE_SOURCE, data_folder(folder), clients=clients, window=window)
 
 
 def read_text(source: Source, folder: Path, *, clients: int, window: int) -> Dataset:
-    """A text in contiguous chunks of equal length; the last tenth of each is test data."""
+    """Read a text in contiguous chunks of equal length; the last tenth of each is test data.
+
+    Args:
+        source: the published text.
+        folder: the data folder.
+        clients: how many chunks.
+        window: characters of one example.
+
+    Returns:
+        Examples `(N, window)` and labels `(N, window)`: the character that follows each.
+    """
     with source.opened(folder) as path:
         require_checksum(path, source.checksum)
         tokens, vocabulary = _tokens(path)
@@ -35,19 +50,19 @@ def read_text(source: Source, folder: Path, *, clients: int, window: int) -> Dat
         raise InputError(f"there are clients={clients} and window={window}: each must be 1 or more.")
     length = len(tokens) // clients
     chunks = tokens[: clients * length].reshape(clients, length)
-    held = length // TEST_SHARE
-    if held <= window:
+    test_length = length // TEST_SHARE
+    if test_length <= window:
         raise InputError(
-            f"{len(tokens):,} characters in {clients} chunks leave {held} test characters each, too few for a window "
-            f"of {window} and its last target: take fewer clients or a smaller window."
+            f"{len(tokens):,} characters in {clients} chunks leave {test_length} test characters each, too few for a "
+            f"window of {window} and its last target: take fewer clients or a smaller window."
         )
-    x, y = _windows(chunks[:, : length - held], window)
-    test_x, test_y = _windows(chunks[:, length - held :], window)
+    x, y = _windows(chunks[:, : length - test_length], window)
+    test_x, test_y = _windows(chunks[:, length - test_length :], window)
     return Dataset(x, y, test_x, test_y, classes=len(vocabulary))
 
 
-def check_text(source: Source, folder: Path, *, fast: bool = False, progress: Progress = unseen) -> str:
-    """What is there, in words; where it is not the published text, one sentence."""
+def check_text(source: Source, folder: Path, *, fast: bool = False, progress: Progress = no_progress) -> str:
+    """Check the text; see `fedquit.data.published.Check`."""
     with source.opened(folder) as path:
         require_checksum(path, source.checksum)
         tokens, vocabulary = _tokens(path)
@@ -55,14 +70,14 @@ def check_text(source: Source, folder: Path, *, fast: bool = False, progress: Pr
 
 
 def _tokens(path: Path) -> tuple[NDArray[np.int64], str]:
-    """Every character as its place in the sorted alphabet of the text."""
+    """Return the text as positions in its sorted alphabet, and that alphabet."""
     text = np.frombuffer(path.read_bytes(), dtype=np.uint8)  # it is plain ASCII
     letters, tokens = np.unique(text, return_inverse=True)
     return tokens.astype(np.int64), letters.tobytes().decode("latin-1")
 
 
 def _windows(chunks: NDArray[np.int64], window: int) -> tuple[Tensor, Tensor]:
-    """Windows that do not overlap, chunk by chunk in the order of the text, and the same one character later."""
+    """Return windows `(N, window)` without overlap, and the same one character later."""
     count = (chunks.shape[1] - 1) // window
     x, y = (chunks[:, at : at + count * window].reshape(-1, window) for at in (0, 1))
     return torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.ascontiguousarray(y))

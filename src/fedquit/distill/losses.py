@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the student is from the virtual teacher.
+"""The divergence of the student from the virtual teacher, for each sample.
 
 kl      Kullback-Leibler divergence KL(teacher || student), FedQUIT's own; its gradient in the student's logits is
         p_student - p_teacher
@@ -7,7 +7,8 @@ ce      cross-entropy of the student under the teacher: kl plus a constant, with
 mse     mean over the classes of the squared difference of the probabilities
 cosine  minus the cosine similarity of the two probability vectors, from -1 (equal) to 0
 
-All are per sample, `[..., C]` and `[..., C]` to `[...]`, and computed from log-probabilities that are never clipped.
+All take logits `(…, C)` and `(…, C)`, return `(…)`, and are computed from log-probabilities that
+are never clipped.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fedquit.distill.virtual_teacher import at_least_single, teach
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """Log softmax, in float32 at least."""
+    """Return the log softmax over the last dimension, in float32 at least."""
     return at_least_single(logits).log_softmax(-1)
 
 
@@ -42,7 +43,8 @@ def mse(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
 
 def cosine(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
     """Minus the cosine similarity of the probabilities, whose norms are never below C to the power of -1/2."""
-    teacher, student = log_probabilities(teacher_logits).exp(), log_probabilities(student_logits).exp()
+    teacher = log_probabilities(teacher_logits).exp()
+    student = log_probabilities(student_logits).exp()
     return -(teacher * student).sum(-1) * (teacher.square().sum(-1) * student.square().sum(-1)).rsqrt()
 
 
@@ -61,9 +63,21 @@ def distillation_loss(
     tau: float,
     k: int,
 ) -> Tensor:
-    """The loss of each sample, `[B]`, unchecked; a sequence, `[B, T, C]`, counts with the mean over its positions.
+    """Return the loss of each sample against the virtual teacher; nothing is checked.
 
-    The global model is no part of what is learned: no gradient flows into `global_logits`.
+    Args:
+        student_logits: `(B, C)`, or `(B, T, C)` for sequences.
+        global_logits: the global model's logits, of the same shape. No gradient flows into them.
+        labels: the true classes, `(B,)` or `(B, T)`.
+        u: uniform numbers in [0, 1) of the labels' shape, for the teacher `random`.
+        teacher: a name from `fedquit.distill.TEACHERS`.
+        loss: a name from `LOSSES`.
+        v: the true logit of the teacher `fixed`.
+        tau: the temperature of the teacher `temperature`.
+        k: how many classes the teacher `topk` keeps.
+
+    Returns:
+        The losses, `(B,)`; of a sequence, the mean over its T positions.
     """
     virtual = teach(teacher, global_logits.detach(), labels, u, v=v, tau=tau, k=k)
     losses = LOSSES[loss](virtual, student_logits)

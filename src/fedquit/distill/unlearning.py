@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedQUIT at the client: make a model forget samples, with nothing but the model and those samples.
 
-The student starts as a copy of the given model and learns to say what a virtual teacher says: what the given model
-says, with the true class pushed down (`fedquit.distill.virtual_teacher`). This is Algorithm 1 of the paper.
+The student starts as a copy of the given model and distils a virtual teacher: the given model's own
+logits with the true class pushed down (`fedquit.distill.virtual_teacher`). This is Algorithm 1 of
+the paper.
 """
 
 from __future__ import annotations
@@ -62,17 +63,19 @@ def unlearn(
     progress: bool = False,
     **teacher_options: float,
 ) -> nn.Module:
-    """A copy of the model that has forgotten the data; the given model is left as it is.
+    """Return a copy of the model that has forgotten the data; the given model is left as it is.
 
-    The teacher is the given model in evaluation mode. The student learns in training mode, as the authors have it:
-    its dropout is active and its BatchNorm statistics move. It is returned in the modes the given model was in, and
-    parameters that do not require a gradient stay as they are. No global random state is read or changed: the same
-    seed gives the same student.
+    The teacher is the given model in evaluation mode. The student learns in training mode, as the
+    authors have it: its dropout is active and its BatchNorm statistics move. It is returned in the
+    modes the given model was in, and parameters that do not require a gradient stay as they are. No
+    global random state is read or changed: the same seed gives the same student.
 
     Args:
-        model: any module that maps a batch to logits `[B, C]` or `[B, T, C]`, or to an object with `.logits`.
-        data: what to forget: a map-style dataset of pairs (x, y), a tuple (x, y) of tensors, or a DataLoader of
-            such pairs, whose own batches are then taken. The last batch may be a small one; none is dropped.
+        model: any module that maps a batch to logits `(B, C)` or `(B, T, C)`, or to an object with
+            `.logits`.
+        data: what to forget: a map-style dataset of pairs (x, y), a tuple (x, y) of tensors, or a
+            DataLoader of such pairs, whose own batches are then taken. The last batch may be a
+            small one; none is dropped.
         lr: the learning rate.
         epochs: passes over the data.
         batch_size: samples per step; a DataLoader has its own.
@@ -80,9 +83,13 @@ def unlearn(
         loss: a name from `fedquit.distill.losses.LOSSES`.
         optimizer: `adam`, `adamw` or `sgd`.
         seed: fixes the order of the samples, dropout, and the labels of the teacher `random`.
-        device: where to work and where the student is returned; by default where the model's parameters are.
+        device: where to work and where the student is returned; by default where the model's
+            parameters are.
         progress: show a bar with the time left.
         teacher_options: `v` of the teacher `fixed`, `tau` of `temperature`, `k` of `topk`.
+
+    Returns:
+        The student: a new module on `device`, whose gradients are empty.
 
     Raises:
         InputError: for data, labels, a model or numbers that cannot be used.
@@ -100,34 +107,34 @@ def unlearn(
 
     generator = torch.Generator().manual_seed(seed)
     batches = Batches(as_pair(data), epochs, batch_size, generator)
-    taught = copy.deepcopy(model).to(place).eval()
+    original = copy.deepcopy(model).to(place).eval()
     student = copy.deepcopy(model).to(place).train()
     student.zero_grad(set_to_none=True)
-    learning = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    if not learning:
+    trainable = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    if not trainable:
         raise InputError("the model has no parameter that requires a gradient, so nothing can be unlearned: thaw some.")
-    steps = new_optimizer(learning, lr)
+    optimizing = new_optimizer(trainable, lr)
 
     with own_randomness(seed, place), torch.enable_grad():
-        for x, y in shown(batches) if progress else batches:
+        for x, y in with_progress(batches) if progress else batches:
             inputs, labels = x.to(place), y.to(place)
             with torch.no_grad():
-                said = logits_of(taught(inputs))
-            check_labels(labels, said)
-            if not said.isfinite().all():
+                global_logits = logits_of(original(inputs))
+            check_labels(labels, global_logits)
+            if not global_logits.isfinite().all():
                 raise NonFiniteError("the given model returns non-finite logits: check its weights and the data.")
             losses = distillation_loss(
                 student_logits(student, inputs),
-                said,
+                global_logits,
                 labels,
                 torch.rand(labels.shape, generator=generator).to(place),
                 teacher=teacher,
                 loss=loss,
                 **settings,
             )
-            steps.zero_grad()
+            optimizing.zero_grad()
             losses.mean().backward()
-            steps.step()
+            optimizing.step()
 
     if not all(weight.isfinite().all() for weight in (*student.parameters(), *student.buffers())):
         raise NonFiniteError(f"the student's weights are no longer finite after unlearning with lr={lr}: lower it.")
@@ -143,18 +150,18 @@ WRAP = "wrap the data so that it gives pairs (x, y) of an input tensor and integ
 
 
 def is_rate(lr: object) -> bool:
-    """A finite number above 0."""
+    """Whether `lr` is a finite number above 0."""
     return isinstance(lr, int | float) and math.isfinite(lr) and lr > 0
 
 
 def as_pair(data: Any) -> Data:  # noqa: ANN401 - whatever somebody gives
-    """A list [x, y] of two tensors is the tuple (x, y); all else stays."""
+    """Return a list [x, y] of two tensors as the tuple (x, y), and all else as it is."""
     pair = isinstance(data, list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
     return tuple(data) if pair else data
 
 
 def check_count(name: str, count: object) -> None:
-    """Refuse all but the positive integers."""
+    """Raise an InputError unless `count` is a positive integer; `name` begins its sentence."""
     if not isinstance(count, int) or count < 1:
         raise InputError(f"{name} is {count!r} and has to be an integer of at least 1.")
 
@@ -163,7 +170,9 @@ class Batches:
     """All batches of all epochs, as pairs (x, y)."""
 
     def __init__(self, data: Data, epochs: int, batch_size: int, generator: torch.Generator) -> None:
-        self.data, self.epochs, self.orders = data, epochs, list[Tensor]()
+        self.data = data
+        self.epochs = epochs
+        self.orders = list[Tensor]()  # the positions of each batch
         if isinstance(data, DataLoader):
             return
         if isinstance(data, IterableDataset):
@@ -180,7 +189,7 @@ class Batches:
         size = len(data[0]) if isinstance(data, tuple) else len(data)  # type: ignore[arg-type]
         if size == 0:
             raise InputError(EMPTY)
-        # All orders come before any other draw: whoever draws them in this way from this seed gets these batches.
+        # All orders are drawn before anything else, so that the batches depend on the seed alone.
         orders = [torch.randperm(size, generator=generator) for _ in range(epochs)]
         self.orders = [order[start : start + batch_size] for order in orders for start in range(0, size, batch_size)]
 
@@ -190,11 +199,11 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if isinstance(self.data, DataLoader):
             for _ in range(self.epochs):
-                seen = False
+                empty = True
                 for batch in self.data:
-                    seen = True
+                    empty = False
                     yield check_pair(batch)
-                if not seen:
+                if empty:
                     raise InputError(EMPTY)
         elif isinstance(self.data, tuple):
             for order in self.orders:
@@ -205,35 +214,35 @@ class Batches:
 
 
 def check_pair(batch: object) -> tuple[Tensor, Tensor]:
-    """The batch as it is, if it is a pair of tensors with something in it."""
+    """Return the batch if it is a pair of tensors that are not empty; raise an InputError otherwise."""
     if isinstance(batch, tuple | list) and len(batch) == 2:
         x, y = batch
         if isinstance(x, Tensor) and isinstance(y, Tensor):
             if y.numel() == 0:
                 raise InputError(EMPTY)
             return x, y
-    raise InputError(f"a batch is {described(batch)}: {WRAP}.")
+    raise InputError(f"a batch is {describe(batch)}: {WRAP}.")
 
 
-def described(thing: object) -> str:
-    """What a batch is made of, in few words."""
+def describe(thing: object) -> str:
+    """Return the types in a batch or an output as a phrase for an error."""
     if isinstance(thing, tuple | list):
         return f"a {type(thing).__name__} of {', '.join(type(part).__name__ for part in thing) or 'nothing'}"
     return f"a {type(thing).__name__}"
 
 
 def logits_of(output: object) -> Tensor:
-    """The logits in what a model returned."""
+    """Return the logits in what a model returned: the tensor itself, or its attribute `.logits`."""
     logits = getattr(output, "logits", output)
     if isinstance(logits, Tensor):
         return logits
     raise InputError(
-        f"the model returns {described(output)}: it must return logits, or an object with them as `.logits`."
+        f"the model returns {describe(output)}: it must return logits, or an object with them as `.logits`."
     )
 
 
 def student_logits(student: nn.Module, inputs: Tensor) -> Tensor:
-    """The student's logits, with a word on why one sample alone may not pass through BatchNorm."""
+    """Return the student's logits; explain the error where one sample alone cannot pass BatchNorm."""
     try:
         return logits_of(student(inputs))
     except ValueError as error:
@@ -247,7 +256,7 @@ def student_logits(student: nn.Module, inputs: Tensor) -> Tensor:
 
 @contextmanager
 def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout and the like from the seed, with the random state of the CPU and the device given back afterwards."""
+    """Seed dropout and the like, and restore the random state of the CPU and of the device afterwards."""
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_cuda else []):
         # torch.manual_seed would reach every accelerator, also those whose state is not kept here.
@@ -258,8 +267,8 @@ def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def shown(batches: Batches) -> Iterable[tuple[Tensor, Tensor]]:
-    """The same batches, with a bar on the standard error stream."""
+def with_progress(batches: Batches) -> Iterable[tuple[Tensor, Tensor]]:
+    """Yield the batches and show a progress bar on the standard error stream."""
     from rich.console import Console
     from rich.progress import track
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The virtual teacher: what the student is to say about a sample that has to be forgotten.
+"""The virtual teacher: the target logits for a sample that has to be forgotten.
 
-Every rule takes the logits `z` of the global model, `[..., C]`, and the labels `y`, `[...]`, and returns logits of
+Every rule takes the logits `z` of the global model, `(…, C)`, and the labels `y`, `(…)`, and returns logits of
 `z`'s shape. `S` is the sum of `exp(z_c)` over the classes other than the true one, `M = C - 1` their number.
 
 min                 the true logit falls to the smallest of all C logits, the others stay: FedQUIT
@@ -15,8 +15,8 @@ probability_ladder  min, and the other probabilities equally spaced in their ord
 incompetent         all logits equal, whatever the global model says
 random              one label drawn at random, whatever the global model says
 
-From `temperature` to `probability_ladder` the rules move mass among the other classes but keep S, so all of them put
-the same probability on the true class as `min`.
+From `temperature` to `probability_ladder` the rules move mass among the other classes but keep S,
+so all of them put the same probability on the true class as `min`.
 
 The rules have no branch on the value of a tensor and change nothing in place, so that they run under
 `torch.func.vmap` and `torch.compile`. They work on logarithms throughout, and in float64 wherever exponentials are
@@ -39,9 +39,11 @@ from fedquit.utils.names import lookup, unknown
 
 # Below the logit of the drawn label by enough for exp to underflow to zero, in float64 too.
 FAR = 1e4
-# Halvings of the slope's bracket: they leave an error below 1e-13 in any logit of a ladder 1e4 high.
+# Halvings of the slope's bracket: they leave an error below 1e-13 in any logit of a ladder 1e4
+# high.
 HALVINGS = 60
-# Stands in for zero where a logarithm follows; far below what can be seen next to the numbers it is added to.
+# Stands in for zero where a logarithm follows; far below what can be seen next to the numbers it is
+# added to.
 NOUGHT = 1e-290
 # The smallest temperature; any float32 logits of use stay finite when divided by it.
 COLDEST = 1e-6
@@ -81,7 +83,8 @@ def fixed(z: Tensor, y: Tensor, v: float) -> Tensor:
 
 def entropy(z: Tensor, y: Tensor) -> Tensor:
     """The true logit is the mean of the others under their own softmax, where the entropy of the whole peaks."""
-    true, wide = is_true_class(z, y), z.double()
+    true = is_true_class(z, y)
+    wide = z.double()
     share = wide.masked_fill(true, -math.inf).softmax(-1)
     v = (share * wide).sum(-1, keepdim=True)
     return torch.where(true, v, wide).to(z.dtype)
@@ -89,8 +92,10 @@ def entropy(z: Tensor, y: Tensor) -> Tensor:
 
 def temperature(z: Tensor, y: Tensor, tau: float) -> Tensor:
     """As min, with the other logits over `tau`, then lifted together so that S stays."""
-    others, wide = ~is_true_class(z, y), z.double()
-    # Measured from their largest, the other logits are at most zero: no small tau makes exp overflow.
+    others = ~is_true_class(z, y)
+    wide = z.double()
+    # Measured from their largest, the other logits are at most zero: no small tau makes exp
+    # overflow.
     scaled = (wide - wide.masked_fill(~others, -math.inf).amax(-1, keepdim=True)) / tau
     return with_lowest_truth(z, y, scaled + (log_mass(wide, others) - log_mass(scaled, others)))
 
@@ -128,12 +133,15 @@ def logit_ladder(z: Tensor, y: Tensor) -> Tensor:
     wide = z.double()
     v = wide.amin(-1, keepdim=True)
     height = log_mass(wide, ~is_true_class(z, y)) - v
-    # At slope 0 the sum is M, at most e^height as v is the minimum; at height/(M-1) its last term alone is e^height.
-    low, high = torch.zeros_like(height), height / (M - 1)
+    # At slope 0 the sum is M, at most e^height as v is the minimum; at height/(M-1) its last term
+    # alone is e^height.
+    low = torch.zeros_like(height)
+    high = height / (M - 1)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         short = log_geometric_sum(middle, M) < height
-        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+        low = torch.where(short, middle, low)
+        high = torch.where(short, high, middle)
     return with_lowest_truth(z, y, v + (low + high) / 2 * (M - 1 - ranks(z, y)))
 
 
@@ -193,7 +201,7 @@ TEACHERS: dict[str, Teacher] = {
 
 
 class TeacherOptions(TypedDict):
-    """The options of all rules together; a rule looks at its own."""
+    """The options of all rules; each rule takes its own."""
 
     v: float
     tau: float
@@ -204,14 +212,25 @@ DEFAULTS: TeacherOptions = {"v": 0.0, "tau": 1.0, "k": 5}
 
 
 def at_least_single(logits: Tensor) -> Tensor:
-    """Half precision widened to float32; float32 and float64 as they are."""
+    """Return half precision as float32, and float32 and float64 as they are."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def teach(name: str, z: Tensor, y: Tensor, u: Tensor, *, v: float, tau: float, k: int) -> Tensor:
-    """The virtual teacher's logits, unchecked, for use inside a training step.
+    """Return the virtual teacher's logits; nothing is checked, so that a training step can call it.
 
-    `u`, uniforms in [0, 1) of the labels' shape, is the only randomness; `random` alone uses it.
+    Args:
+        name: a name from `TEACHERS`.
+        z: the global model's logits, `(…, C)`.
+        y: the true classes, `(…)`.
+        u: uniform numbers in [0, 1) of the labels' shape, the only randomness; the teacher `random`
+            alone uses them.
+        v: the true logit of the teacher `fixed`.
+        tau: the temperature of the teacher `temperature`.
+        k: how many classes the teacher `topk` keeps.
+
+    Returns:
+        Logits `(…, C)`, in float32 at least.
     """
     teacher = TEACHERS[name]
     offered = {"u": u, "v": v, "tau": tau, "k": k}
@@ -219,13 +238,19 @@ def teach(name: str, z: Tensor, y: Tensor, u: Tensor, *, v: float, tau: float, k
 
 
 def checked_options(teacher: str, given: Mapping[str, float]) -> TeacherOptions:
-    """The options of a teacher with the defaults filled in, or an error about the first that cannot be used."""
+    """Return a teacher's options with the defaults filled in.
+
+    Raises:
+        UnknownNameError: for a teacher, or an option of it, that does not exist.
+        InputError: for a value that cannot be used.
+    """
     takes = tuple(option for option in lookup(TEACHERS, teacher, "teacher").takes if option != "u")
     for option in given:
         if option not in takes:
             raise unknown(f"option of teacher {teacher!r}", option, takes)
     try:
-        v, tau = float(given.get("v", DEFAULTS["v"])), float(given.get("tau", DEFAULTS["tau"]))
+        v = float(given.get("v", DEFAULTS["v"]))
+        tau = float(given.get("tau", DEFAULTS["tau"]))
         k = operator.index(given.get("k", DEFAULTS["k"]))  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise InputError(
@@ -241,7 +266,7 @@ def checked_options(teacher: str, given: Mapping[str, float]) -> TeacherOptions:
 
 
 def check_labels(labels: Tensor, logits: Tensor) -> None:
-    """Refuse labels that do not name one class for each row of the logits."""
+    """Raise an InputError unless `labels` `(…)` name one class for each row of `logits` `(…, C)`."""
     if not logits.is_floating_point() or logits.dtype not in FLOATS:
         raise InputError(f"logits are {logits.dtype}: give them as float16, bfloat16, float32 or float64.")
     if logits.ndim < 1 or logits.shape[-1] < 2:
@@ -263,17 +288,22 @@ def check_labels(labels: Tensor, logits: Tensor) -> None:
 
 
 def virtual_logits(logits: Tensor, labels: Tensor, teacher: str = "min", **options: float) -> Tensor:
-    """The logits of the virtual teacher for the logits of a global model.
+    """Return the logits of the virtual teacher for the logits of a global model.
 
     Args:
-        logits: what the global model says, `[..., C]`, in any floating type.
-        labels: the true classes, integers of shape `[...]`.
+        logits: the global model's logits, `(…, C)`, in any floating type.
+        labels: the true classes, integers `(…)`.
         teacher: a name from `TEACHERS`.
         options: `v` of `fixed` (0 if not given), `tau` of `temperature` (1), `k` of `topk` (5), `seed` of
             `random` (0).
 
     Returns:
         Logits of the same shape: float64 for float64, float32 for all else.
+
+    Raises:
+        InputError: for logits, labels or options that cannot be used.
+        UnknownNameError: for a teacher or an option that does not exist.
+        NonFiniteError: if the logits hold NaN or infinity.
     """
     seeded = lookup(TEACHERS, teacher, "teacher").takes == ("u",)
     seed = options.pop("seed", 0) if seeded else 0

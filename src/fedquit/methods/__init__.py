@@ -19,6 +19,8 @@ from fedquit.methods.pga import PGA
 from fedquit.methods.puf import PUF
 from fedquit.methods.rapid import RapidRetraining
 
+__all__ = ["METHODS"]
+
 METHODS: dict[str, type[Method]] = {
     "fedquit": FedQUIT,
     "federaser": FedEraser,

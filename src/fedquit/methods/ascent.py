@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unconstrained gradient ascent: the leaving client climbs its own loss, and nothing holds it back.
+"""Unconstrained gradient ascent: the leaving client climbs its own loss without a constraint.
 
-The plain baseline of this field, and what PGA adds its constraints to. The gradient is clipped only so that the
-numbers stay finite.
+The plain baseline of this field, and what PGA adds its constraints to. The gradient is clipped only
+so that the numbers stay finite.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class Climb(Task):
     """Go up the loss on one's own data."""
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
-        """Minus the cross-entropy."""
         return -cross_entropy(model(params, batch.x), batch.y)
 
 

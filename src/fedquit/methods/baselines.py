@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of every comparison: retrain from scratch without the forgotten data, or just leave."""
+"""The two baselines of every comparison: retraining without the forgotten data, and no unlearning at all."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ class Retrain(Method):
     recovers = False
 
     def rounds(self, trained: Trained, request: Request) -> int:
-        """As many as the training took."""
         return trained.training.rounds
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """Ordinary training from the initial parameters on."""
+        """Train as before, from the initial parameters."""
         if state.round == 0:
             state = replace(state, params=trained.initial, clock=0)
         return fedavg(fed, state, trained.training, request.stay(fed.clients), split="retain")
@@ -32,9 +31,7 @@ class Natural(Method):
     """No unlearning: the client leaves, and training goes on without it."""
 
     def rounds(self, trained: Trained, request: Request) -> int:
-        """None at all."""
         return 0
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """Nothing happens."""
         return state

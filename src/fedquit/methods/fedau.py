@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedAU: Unlearning during Learning: An Efficient Federated Machine Unlearning Method. Gu et al. IJCAI 2024.
 
-An auxiliary head is trained on the leaving client's data with random labels, and mixed into the model's own head: W
-<- (1 - a) W + a W_aux. The authors train it during ordinary training (preset `authors`); the comparison in FedQUIT's
-paper trains it afterwards, on the frozen body of the final model.
+An auxiliary head is trained on the leaving client's data with random labels, and mixed into the
+model's own head: W <- (1 - a) W + a W_aux. The authors train it during ordinary training (preset
+`authors`); the comparison in FedQUIT's paper trains it afterwards, on the frozen body of the final
+model.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from fedquit.utils.names import unknown
 
 
 def head_names(params: Params, head: str) -> list[str]:
-    """The tensors of the head: those that begin with `head`, or those of the last layer."""
+    """Return the names of the head's tensors: those that begin with `head`, or those of the last layer."""
     prefix = head or next(reversed(params)).rpartition(".")[0] + "."
-    found = [n for n in params if n.startswith(prefix)]
-    if not found:
+    names = [n for n in params if n.startswith(prefix)]
+    if not names:
         raise unknown("head", prefix, sorted({n.rpartition(".")[0] + "." for n in params}))
-    return found
+    return names
 
 
 def random_labels(uniforms: Tensor, logits: Tensor) -> Tensor:
-    """Uniform over all classes."""
+    """Turn uniform numbers into labels, each of all classes with the same chance."""
     return (uniforms * logits.shape[-1]).long().clamp(max=logits.shape[-1] - 1)
 
 
 def _where_marked(batch: Batch, drawn: Tensor) -> Tensor:
-    """The drawn labels for examples to forget, the true ones for others."""
+    """Return the drawn labels for the examples to forget, and the true labels for the others."""
     marked = batch.forget.reshape(-1, *[1] * (batch.y.dim() - 1))
     return torch.where(marked, drawn, batch.y)
 
@@ -47,11 +48,10 @@ class TrainHead(Task):
     """Afterwards: train a fresh head on the frozen body, with labels drawn anew in every step."""
 
     def begin(self, sent: Sent) -> Params:
-        """The fresh head alone."""
-        return sent["head"]
+        return sent["head"]  # the body stays as it is
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
-        """Random labels for what is to be forgotten, true ones for the rest."""
+        """Cross-entropy to random labels for the examples to forget, to the true labels for the rest."""
         logits = model({**sent["start"], **params}, batch.x)
         return cross_entropy(logits, _where_marked(batch, random_labels(batch.u, logits)))
 
@@ -75,7 +75,7 @@ class LearnBoth(Task):
         }
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
-        """Both heads on the same body, which learns from both."""
+        """The sum of both heads' losses; the body they share learns from both."""
         logits = model(self.answer(params, sent), batch.x)
         auxiliary = model({**self.answer(params, sent), **self._auxiliary(params)}, batch.x)
         labels = _where_marked(batch, random_labels(batch.fixed, logits))
@@ -85,11 +85,11 @@ class LearnBoth(Task):
         return {n.removeprefix("auxiliary:"): p for n, p in params.items() if n.startswith("auxiliary:")}
 
     def answer(self, params: Params, sent: Sent) -> Params:
-        """The auxiliary head stays at home."""
+        """Send all but the auxiliary head, which stays at the client."""
         return {n: p for n, p in params.items() if not n.startswith("auxiliary:")}
 
     def keep(self, params: Params, sent: Sent) -> Mapping[str, Params]:
-        """For the next round, and for the day the client leaves."""
+        """Keep the auxiliary head for the next round, and for the request."""
         return {**super().keep(params, sent), "auxiliary": self._auxiliary(params)}
 
 
@@ -100,11 +100,10 @@ class SendHead(Task):
     needs: ClassVar[tuple[str, ...]] = ("auxiliary",)
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
-        """Never asked for: the task takes no step."""
+        """Never called, as the task takes no step."""
         return cross_entropy(model(params, batch.x), batch.y)
 
     def answer(self, params: Params, sent: Sent) -> Params:
-        """The head from home."""
         if "auxiliary" not in sent:
             raise RequestError(
                 "a leaving client has no auxiliary head at home: FedAU's preset 'authors' must be attached to the "
@@ -129,12 +128,12 @@ class FedAU(Method):
 
     @property
     def knows_request(self) -> bool:
-        """Trained during learning, the auxiliary head must know who will leave."""
+        """An auxiliary head that is trained during learning must know who will leave."""
         return self.when == "during"
 
     @property
     def shapes_training(self) -> bool:
-        """Trained afterwards, it needs nothing of the training."""
+        """An auxiliary head that is trained afterwards needs nothing of the training."""
         return self.when == "during"
 
     def training_task(self, task: Task, client: ClientId, request: Request) -> Task:
@@ -162,6 +161,6 @@ class FedAU(Method):
 
 
 def _drawn(like: Params, seed: int) -> Params:
-    """A fresh head, from N(0, 0.01²)."""
+    """Draw a fresh head from N(0, 0.01²)."""
     generator = torch.Generator().manual_seed(seed)
     return {n: 0.01 * torch.randn(p.shape, generator=generator).to(p) for n, p in like.items()}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedEraser: Enabling Efficient Client-Level Data Removal from Federated Learning Models. Liu et al. IWQoS 2021.
 
-During training the server keeps every client's update of every `interval`-th round. To forget a client it replays
-them without it, from the initial model on: the remaining clients train a little from the rebuilt model, and the
-direction of their fresh update gets the length of the stored one. The first stored round is replayed as it is.
+During training the server keeps every client's update of every `interval`-th round. To forget a
+client it replays them without it, from the initial model on: the remaining clients train a little
+from the rebuilt model, and the direction of their fresh update gets the length of the stored one.
+The first stored round is replayed as it is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def calibrated(fresh: Params, stored: Params) -> Params:
 
 
 def calibrated_by_tensor(fresh: Params, stored: Params) -> Params:
-    """The same for each tensor alone."""
+    """Do the same for each tensor by itself."""
     return {n: p * (stored[n].norm() / p.norm().clamp_min(1e-12)) for n, p in fresh.items()}
 
 
@@ -53,24 +54,25 @@ class FedEraser(Method):
         )
 
     def history_bytes(self, training: Training, clients: int, model_bytes: int) -> int:
-        """One model for each client of each kept round."""
-        kept = len(range(0, training.rounds, self.interval)) * (training.clients_per_round or clients)
-        return kept * model_bytes // (2 if self.store == "bfloat16" else 1)
+        """One model for each client of each stored round."""
+        updates = len(range(0, training.rounds, self.interval)) * (training.clients_per_round or clients)
+        return updates * model_bytes // (2 if self.store == "bfloat16" else 1)
 
     def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
-        """Keep the update."""
+        """Store the update of every `interval`-th round."""
         if round % self.interval == 0:
             update = sub(reply.params, start)
             half = self.store == "bfloat16"
             memory[_key(round, reply.client)] = {n: p.bfloat16() for n, p in update.items()} if half else update
 
     def rounds(self, trained: Trained, request: Request) -> int:
-        """One for each kept round."""
+        """One for each stored round."""
         return len(range(0, trained.training.rounds, self.interval))
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """Replay one kept round, from disk, one update at a time."""
-        memory, at = trained.memory, state.round * self.interval
+        """Replay one stored round, one update at a time."""
+        memory = trained.memory
+        at = state.round * self.interval
         took_part = [c for c in request.stay(fed.clients) if _key(at, c) in memory]
         if not took_part:  # the cohort of that round was the leaving clients alone
             return state.next(state.params if state.round else trained.initial)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedOSD: Federated Unlearning with Gradient Descent and Conflict Mitigation. Pan et al. AAAI 2025.
 
-In each round the leaving client descends an *unlearning cross-entropy*, -log(1 - p_y / 2), which has a bottom where
-gradient ascent has none; the server takes from its update what is orthogonal to the updates of all who stay, at the
-length it had, so that nobody who stays is hurt to first order.
+In each round the leaving client descends an *unlearning cross-entropy*, -log(1 - p_y / 2), which
+has a bottom where gradient ascent has none; the server takes from its update what is orthogonal to
+the updates of all who stay, at the length it had, so that to first order no client who stays is
+harmed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def unflat(vector: Tensor, like: Params) -> Params:
 
 
 def orthogonal_to(vector: Tensor, others: Tensor) -> Tensor:
-    """What of a vector is orthogonal to all rows of `others`, at the vector's own length; zero if nothing is."""
+    """Return the part of a vector that is orthogonal to all rows of `others`, at the vector's own length, or zero."""
     lengths = others.norm(dim=1, keepdim=True)
     rows = others[lengths[:, 0] > 0] / lengths[lengths[:, 0] > 0]  # of one length: a Gram matrix squares differences
     inside: Tensor = rows.T @ (torch.linalg.pinv(rows @ rows.T, hermitian=True) @ (rows @ vector))
@@ -88,7 +89,6 @@ class FedOSD(Method):
             )
 
     def rounds(self, trained: Trained, request: Request) -> int:
-        """As many as given."""
         return self.unlearning_rounds
 
     def _local(self, trained: Trained, state: State) -> Local:
@@ -99,7 +99,8 @@ class FedOSD(Method):
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """One step along the leaving clients' mean update, made orthogonal to every retained one."""
-        w, local = state.params, self._local(trained, state)
+        w = state.params
+        local = self._local(trained, state)
         before = state.kept.get("before", w)
         learn = replace(trained.training.task, local=local)
         leaving = fed.run(Unlikely(local), request.clients, split="forget", start=w)
@@ -108,7 +109,7 @@ class FedOSD(Method):
         staying = fed.run(learn, stay, split="retain", start=w)
         others = [flat(w) - flat(r.params) for r in staying if r.examples]
         if not others:
-            raise RequestError("nobody who stays has any data: FedOSD has no update to be orthogonal to.")
+            raise RequestError("no client that stays has any data, and FedOSD needs their updates: use fedquit or not.")
         return state.next(unflat(flat(w) - orthogonal_to(g_u, torch.stack(others)), w), before=before)
 
     def recover(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
@@ -116,7 +117,8 @@ class FedOSD(Method):
         if self.recovery == "fedavg":
             return fedavg(fed, state, trained.training, request.stay(fed.clients), split="retain")
         stay = cohort(request.stay(fed.clients), trained.training.clients_per_round, fed.seed)
-        w, before = state.params, state.kept.get("before", trained.params)
+        w = state.params
+        before = state.kept.get("before", trained.params)
         local = replace(self._local(trained, state), lr=self.recovery_lr * self.lr_decay**state.round)
         back = flat(w) - flat(before)
         steps = []

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedQUIT: On-Device Federated Unlearning via a Quasi-Competent Virtual Teacher. Mora, Valerio, Bellavista, Passarella.
 
-Algorithm 1, at the leaving client: a student starts from the global model and distils, on the forget data alone, a
-virtual teacher: the global model with its score for the true class pushed down. Algorithm 2, at the server: several
-requests are served in one round, and the mean of the snapshots, weighted by the sizes of the forget sets, becomes the
-global model. Recovery is ordinary FedAvg without the forgotten data.
+Algorithm 1, at the leaving client: a student starts from the global model and distils, on the
+forget data alone, a virtual teacher: the global model with its score for the true class pushed
+down. Algorithm 2, at the server: several requests are served in one round, and the mean of the
+snapshots, weighted by the sizes of the forget sets, becomes the global model. Recovery is ordinary
+FedAvg without the forgotten data.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class FedQUIT(Method):
 
     @property
     def distill(self) -> Distill:
-        """The leaving client's task."""
+        """The task of a leaving client."""
         decay = self.weight_decay if self.weight_decay is not None else 0.004 * (self.optimizer == "adamw")
         local = Local(self.epochs, self.batch_size, self.optimizer, self.lr, weight_decay=decay)
         return Distill(local, teacher=self.teacher, divergence=self.loss, v=self.v, tau=self.tau, k=self.k)

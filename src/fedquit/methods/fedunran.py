@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedUNRAN: On-Device Federated Unlearning via Random Labels. Mora et al. 2024.
 
-The leaving client trains on its own data with labels drawn at random, over all classes, anew in every step.
+The leaving client trains on its own data with labels drawn at random, over all classes, anew in
+every step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ class Mislabel(Task):
     """Learn labels that are drawn at random; the true one may be among them."""
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
-        """Cross-entropy to the drawn labels."""
         logits = model(params, batch.x)
         classes = logits.shape[-1]
         return cross_entropy(logits, (batch.u * classes).long().clamp(max=classes - 1))

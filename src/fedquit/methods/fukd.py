@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FUKD: Federated Unlearning with Knowledge Distillation. Wu, Zhu, Mitra. 2022.
 
-The server keeps, for every client, the sum of what it has contributed to the model. To forget one it subtracts that
-sum, which wrecks the model, and repairs it by distilling the old model on data of its own. No client takes part.
+The server keeps, for every client, the sum of what it has contributed to the model. To forget one
+it subtracts that sum, which wrecks the model, and repairs it by distilling the old model on data of
+its own. No client takes part.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fedquit.core.method import Method, require_whole_clients
 from fedquit.core.params import add, sub
 from fedquit.errors import RequestError
 
-INCOMPLETE = "incomplete"  # of whom something was deleted
+INCOMPLETE = "incomplete"  # marks clients of whose contributions some were deleted
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,12 @@ class FUKD(Method):
             del memory[f"round/{client}"]
 
     def forget(self, memory: Memory, clients: Iterable[ClientId]) -> None:
-        """What is deleted cannot be subtracted any more: a later request of that client must be served otherwise."""
+        """Mark the clients: what was deleted can no longer be subtracted for a later request of theirs."""
         for client in clients:
             memory[f"{INCOMPLETE}/{client}/"] = {}
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """The old model teaches what is left of it after the subtraction."""
+        """Subtract the clients' sums, then distil the old model into what is left."""
         w = state.params
         for u in request.clients:
             if f"{INCOMPLETE}/{u}/" in trained.memory:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FUSED: Unlearning through Knowledge Overwriting: Reversible Federated Unlearning via Selective Sparse Adapter.
 
-Zhong et al. CVPR 2025. The layers that training moved most are *critical*: they get sparse adapters, numbers added to
-a few of their weights. The model itself is frozen; the remaining clients train the adapters alone and overwrite what
-the leaving client taught. Without the adapters, the old model is back: the unlearning is reversible.
+Zhong et al. CVPR 2025. The layers that training moved most are *critical*: they get sparse
+adapters, numbers added to a few of their weights. The model itself is frozen; the remaining clients
+train the adapters alone and overwrite what the leaving client taught. Without the adapters, the old
+model is back: the unlearning is reversible.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ ADAPTER = "adapter:"  # before the name of the tensor that it is added to
 
 
 def places(shape: torch.Size, density: float, seed: int) -> Tensor:
-    """Where the adapter of a tensor sits: a fixed draw of its positions, known to all without being sent."""
+    """Return the positions of a tensor's adapter: a fixed draw, known to all clients without being sent."""
     size = math.prod(shape)
     drawn = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
     return drawn[: max(1, round(density * size))].sort().values
 
 
 def adapted(base: Params, adapters: Params, density: float, seed: int) -> Params:
-    """The model with its adapters added."""
+    """Return the model with its adapters added."""
     return joined(base, adapters, where(base, adapters, density, seed))
 
 
 def where(base: Params, adapters: Params, density: float, seed: int) -> Params:
-    """The places of each adapter."""
+    """Return the positions of each adapter."""
     return {a: places(base[a.removeprefix(ADAPTER)].shape, density, seed).to(v.device) for a, v in adapters.items()}
 
 
 def joined(base: Params, adapters: Params, at: Params) -> Params:
-    """The model with adapters added at these places."""
+    """Return the model with adapters added at these positions."""
     out = dict(base)
     for adapter, values in adapters.items():
         name = adapter.removeprefix(ADAPTER)
@@ -57,12 +58,11 @@ class TrainAdapters(Task):
     seed: int = 0
 
     def prepare(self, model: Model, sent: Sent) -> Sent:
-        """Draw the places once: a step of many clients draws nothing."""
+        """Draw the positions once, before the first step."""
         return {**sent, "places": where(sent["start"], sent["adapters"], self.density, self.seed)}
 
     def begin(self, sent: Sent) -> Params:
-        """The adapters alone."""
-        return sent["adapters"]
+        return sent["adapters"]  # the model itself is frozen
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
         """Cross-entropy of the adapted model."""
@@ -81,16 +81,16 @@ class FUSED(Method):
     seed: int = 0
 
     def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
-        """How far each tensor moved in all rounds: the mean absolute change, a number for each."""
+        """Add up how far each tensor moved: its mean absolute change, one number for each."""
         moved = {n: p.abs().mean().reshape(1) for n, p in sub(reply.params, start).items()}
         memory["moved"] = add(moved, memory["moved"]) if "moved" in memory else moved
 
     def rounds(self, trained: Trained, request: Request) -> int:
-        """As many as given; recovery goes on in the same way."""
+        """As many as given; recovery continues in the same way."""
         return self.overwriting_rounds
 
     def critical(self, trained: Trained) -> list[str]:
-        """The weight tensors that moved most."""
+        """Return the weight tensors that moved most during training."""
         if "moved" not in trained.memory:
             raise InputError("FUSED has not seen the training, and cannot tell which layers moved: attach it before.")
         moved = trained.memory["moved"]
@@ -98,7 +98,7 @@ class FUSED(Method):
         return sorted(weights, key=lambda n: -float(moved[n]))[: self.layers]
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """A round of FedAvg on the adapters alone; the state shows the adapted model."""
+        """Do a round of FedAvg on the adapters alone; the state holds the adapted model."""
         base = state.kept.get("base", state.params)
         adapters = state.kept.get("adapters") or self._zeros(base, trained)
         learn = trained.training.task_at(state.clock)
@@ -113,9 +113,9 @@ class FUSED(Method):
         return {ADAPTER + n: base[n].new_zeros(size) for n, size in sizes.items()}
 
     def recover(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """More of the same."""
+        """Train the adapters for another round."""
         return self.unlearn(fed, state, trained, request).tick()
 
     def reversed(self, state: State) -> Params:
-        """The model as it was before the unlearning."""
+        """Return the model as it was before the unlearning."""
         return dict(state.kept["base"])

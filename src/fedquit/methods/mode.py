@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MoDe: Federated Unlearning with Momentum Degradation. Zhao et al. IEEE Internet of Things Journal 2023.
 
-In each round, two steps. *Momentum degradation*: a second model, trained from scratch by the remaining clients, is
-mixed into the global one. *Memory guidance*: all clients train the global model on, the leaving ones on the labels
-that the degraded model gives to their data.
+In each round, two steps. *Momentum degradation*: a second model, trained from scratch by the
+remaining clients, is mixed into the global one. *Memory guidance*: all clients train the global
+model on, the leaving ones on the labels that the degraded model gives to their data.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ class MoDe(Method):
     presets = {"swapped": {"retained_lr": 0.0, "target_lr": 5e-4}}  # noqa: RUF012 - a ClassVar of the base
 
     def rounds(self, trained: Trained, request: Request) -> int:
-        """As many as memory guidance takes."""
+        """Memory guidance takes `unlearning_rounds`; degradation runs in the first of them."""
         return self.unlearning_rounds
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """Degrade, then guide."""
+        """Do one round of momentum degradation, then one of memory guidance."""
         learn = trained.training.task
         stay = cohort(request.stay(fed.clients), trained.training.clients_per_round, fed.seed)
-        w, degraded = state.params, state.kept.get("degraded", trained.initial)
+        w = state.params
+        degraded = state.kept.get("degraded", trained.initial)
         if state.round < self.degradation_rounds:
             degraded = mean(fed.run(learn, stay, split="retain", start=degraded))
             w = mix(w, degraded, self.momentum)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NoT: Federated Unlearning via Weight Negation. Khalil et al. CVPR 2025.
 
-The server multiplies the weights of one layer by -1 and lets the remaining clients train on. No client takes part in
-the unlearning, and the model is the same whoever leaves.
+The server multiplies the weights of one layer by -1 and lets the remaining clients train on. No
+client takes part in the unlearning, and the model is the same whoever leaves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class NoT(Method):
     layer: str = ""
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """Turn the signs of one tensor; nothing else changes, and nobody is asked."""
+        """Change the signs of one tensor; no client is asked."""
         layer = self.layer or first_weight(state.params)
         if layer not in state.params:
             raise unknown("layer", layer, state.params)
@@ -30,8 +30,8 @@ class NoT(Method):
 
 
 def first_weight(params: Params) -> str:
-    """The first tensor that is a weight rather than a bias or a scale: a kernel, a matrix, an embedding."""
-    found = next((n for n, p in params.items() if p.dim() >= 2), None)
-    if found is None:
+    """Return the name of the first tensor of two or more dimensions: a kernel, a matrix, an embedding."""
+    name = next((n for n, p in params.items() if p.dim() >= 2), None)
+    if name is None:
         raise InputError("the model has no weight tensor of two or more dimensions: name one with method.layer.")
-    return found
+    return name

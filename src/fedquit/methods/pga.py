@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PGA: Federated Unlearning: How to Efficiently Erase a Client in FL? Halimi, Kadhe, Rawat, Baracaldo. 2022.
 
-The leaving client climbs its own loss within a ball around the *reference model*, what the others' mean would have
-been: w_ref = (w - a w_u) / (1 - a), with w_u its own last local model and a its share in the mean. It stops once it
-is far enough from w_u.
+The leaving client climbs its own loss within a ball around the *reference model*, what the others'
+mean would have been: w_ref = (w - a w_u) / (1 - a), with w_u its own last local model and a its
+share in the mean. It stops once it is far enough from w_u.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Ascend(Task):
     needs: ClassVar[tuple[str, ...]] = ("own",)
 
     def distance(self, a: Params, b: Params) -> Tensor:
-        """Euclidean, or its square."""
+        """Return the Euclidean distance, or its square."""
         length = norm(sub(a, b))
         return length.square() if self.squared else length
 
     def prepare(self, model: Model, sent: Sent) -> Sent:
-        """The reference, and the threshold: a third of its mean distance from models drawn at random."""
+        """Add the reference, and the threshold: a third of its mean distance from models drawn at random."""
         if "own" not in sent:
             raise RequestError(
                 "a leaving client has no last local model at home: it took part in no round, or PGA was not attached "
@@ -64,19 +64,17 @@ class Ascend(Task):
         return {**sent, "reference": reference, "ball": {"threshold": apart.mean() / 3}}
 
     def begin(self, sent: Sent) -> Params:
-        """From the reference, not from the global model."""
-        return sent["reference"]
+        return sent["reference"]  # not from the global model
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
-        """Minus the cross-entropy."""
         return -cross_entropy(model(params, batch.x), batch.y)
 
     def after_step(self, new: Params, old: Params, sent: Sent) -> Params:
-        """Back into the ball, of radius sqrt(threshold), if beyond the threshold; no further once halted."""
+        """Project onto the ball of radius sqrt(threshold) where the threshold is exceeded; stay once halted."""
         reference, threshold = sent["reference"], sent["ball"]["threshold"]
         beyond = self.distance(new, reference) > threshold
         shrink = torch.where(beyond, threshold.sqrt() / norm(sub(new, reference)).clamp_min(1e-12), 1.0)
-        # The stop is looked at after a step, so the first one is always taken.
+        # The halt is tested after a step, so that the first one is always taken.
         halted = (self.distance(old, sent["own"]) > self.halt) & (self.distance(old, reference) > 0)
         return {n: torch.where(halted, old[n], r + shrink * (new[n] - r)) for n, r in reference.items()}
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PUF: Federated Unlearning Made Practical: Seamless Integration via Negated Pseudo-Gradients. Mora et al. 2025.
 
-One round of ordinary training in which the leaving client's update counts negatively, and more: w + sum of the
-others' weighted updates - eta times the leaving client's. In the `special` round it is alone.
+One round of ordinary training in which the leaving client's update counts negatively, and more: w +
+sum of the others' weighted updates - eta times the leaving client's. In the `special` round it is
+alone.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ class PUF(Method):
     presets = {"special": {"round": "special", "strength": 2.0}}  # noqa: RUF012 - a ClassVar of the base
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """All train as ever; the leaving clients' updates are turned around."""
-        w, learn = state.params, trained.training.task_at(state.clock)
+        """Train as ever, and add the leaving clients' updates with the opposite sign, scaled by eta."""
+        w = state.params
+        learn = trained.training.task_at(state.clock)
 
         def updates() -> Iterator[Reply]:
             for r in fed.run(learn, request.clients, split="forget", start=w):
-                turned = {n: -self.strength * p for n, p in sub(r.params, w).items()}
-                yield replace(r, params=turned)
+                negated = {n: -self.strength * p for n, p in sub(r.params, w).items()}
+                yield replace(r, params=negated)
             if self.round == "regular":
                 stay = cohort(request.stay(fed.clients), trained.training.clients_per_round, fed.seed)
                 for r in fed.run(learn, stay, split="retain", start=w):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rapid retraining: The Right to be Forgotten in Federated Learning. Liu, Xu, Yuan, Wang, Li. INFOCOM 2022.
 
-Retraining from the initial model, without the forgotten data, in fewer rounds: the clients precondition their steps
-with an estimate of the loss's curvature, the diagonal of the empirical Fisher information (or of the Hessian, as in the
-public implementations).
+Retraining from the initial model, without the forgotten data, in fewer rounds: the clients
+precondition their steps with an estimate of the loss's curvature, the diagonal of the empirical
+Fisher information (or of the Hessian, as in the public implementations).
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ class RapidRetraining(Method):
     presets = {"adahessian": {"optimizer": "adahessian"}}  # noqa: RUF012 - a ClassVar of the base
 
     def rounds(self, trained: Trained, request: Request) -> int:
-        """As many as given, or half of those of training."""
         return self.retraining_rounds or max(1, trained.training.rounds // 2)
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """A round of FedAvg with the second-order optimizer."""
+        """Do a round of FedAvg with the second-order optimizer."""
         clock = state.clock
         if state.round == 0:
             state = replace(state, params=trained.initial)

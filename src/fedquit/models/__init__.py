@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks as functions of their parameters: `load_model("cnn", (1, 28, 28), 10)`.
 
-One's own is a factory `(input_shape, classes, **options) -> nn.Module`, named as `package.module:function`.
+Your own is a factory `(input_shape, classes, **options) -> nn.Module`, named as
+`package.module:function`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedquit.core import Params
-from fedquit.data.preprocessing import AS_STORED, Look
+from fedquit.data.preprocessing import AS_STORED, Preprocessing
 from fedquit.errors import InputError
 from fedquit.models.lstm import char_lstm
 from fedquit.models.mit import mit_b0
@@ -42,11 +43,20 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 @dataclass(frozen=True)
 class FunctionalModel:
-    """A `fedquit.core.Model` from a factory of modules: parameters go in with every call, none are kept."""
+    """A `fedquit.core.Model` from a factory of modules; parameters are arguments of every call.
+
+    Attributes:
+        build: makes the module; its random initialisation depends on torch's generator alone.
+        dtype: of the parameters, float32 or float64.
+        look: how examples that are stored as bytes are preprocessed.
+
+    Raises:
+        InputError: for a module that a federation cannot train and unlearn faithfully.
+    """
 
     build: Callable[[], nn.Module]
     dtype: torch.dtype = torch.float32
-    look: Look = AS_STORED
+    look: Preprocessing = AS_STORED
     _module: nn.Module = field(init=False, repr=False, compare=False)  # lends its forward, never its weights
     _constants: dict[torch.device, Params] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -55,18 +65,26 @@ class FunctionalModel:
             raise InputError(f"a model cannot have parameters of {self.dtype}: take torch.float32 or torch.float64.")
         module = self._built(seed=0)
         refuse_unsuitable(module)  # in the numbers it came in: another dtype would hide what is complex or shared
-        object.__setattr__(self, "_module", _quiet(module.to(self.dtype)))
+        object.__setattr__(self, "_module", _without_randomness(module.to(self.dtype)))
 
     def signature(self) -> str:
-        """What the network is made of, in words: part of what a trained model is known by."""
+        """Return the layers of the network as text; it enters the key of the training cache."""
         return repr(self._module)
 
     def init(self, seed: int) -> Params:
-        """Fresh parameters; the same seed gives the same ones, and torch's own random numbers go on undisturbed."""
+        """Return fresh parameters; the seed determines them, and torch's generators stay as they were."""
         return {n: p.detach() for n, p in self._built(seed).to(self.dtype).named_parameters()}
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """The logits; of an output object with `.logits`, those. Examples that are stored as bytes are made ready."""
+        """Return the logits; examples of bytes are preprocessed first, without augmentation.
+
+        Args:
+            params: all parameters, as `init` returns them.
+            x: the examples, `(B, …)`.
+
+        Returns:
+            Logits `(B, C)`, or `(B, T, C)` for sequences.
+        """
         if x.dtype == torch.uint8:
             x = self.look.plain(x)
         if x.is_floating_point():
@@ -79,14 +97,15 @@ class FunctionalModel:
         return logits
 
     def _buffers(self, device: torch.device) -> Params:
-        """Constants stay where they were once needed: a recorded computation cannot fetch them."""
+        """Return the buffers on a device, kept there for CUDA graphs, which cannot copy them."""
         if device not in self._constants:
             self._constants[device] = {n: b.to(device) for n, b in self._module.named_buffers()}
         return self._constants[device]
 
     def _built(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: that would reseed the accelerators too, which the fork does not cover.
+            # Not torch.manual_seed: that would reseed the accelerators too, which the fork does not
+            # cover.
             torch.default_generator.manual_seed(seed)
             module = self.build()
         if not isinstance(module, nn.Module):
@@ -101,10 +120,27 @@ def load_model(
     classes: int,
     *,
     dtype: torch.dtype = torch.float32,
-    look: Look = AS_STORED,
+    look: Preprocessing = AS_STORED,
     **options: object,
 ) -> FunctionalModel:
-    """The model of that name in `MODELS`, or the one that `package.module:function` builds."""
+    """Load a network as a function of its parameters.
+
+    Args:
+        name: a name from `MODELS`, or `package.module:function` for a factory of modules.
+        input_shape: of one example as the network reads it, such as `(3, 32, 32)`; see
+            `Dataset.shape`.
+        classes: the number of classes, C.
+        dtype: of the parameters.
+        look: how examples that are stored as bytes are preprocessed; see `Dataset.look`.
+        options: keyword arguments of the network's factory.
+
+    Returns:
+        The network; `init` gives its first parameters.
+
+    Raises:
+        UnknownNameError: for a network or an option that does not exist.
+        InputError: for a network that a federation cannot train and unlearn faithfully.
+    """
     factory = imported(name, "model") if ":" in name else lookup(MODELS, name, "model")
     if not callable(factory):
         raise InputError(f"model {name!r} is not a function: name one that takes (input_shape, classes, **options).")
@@ -113,7 +149,7 @@ def load_model(
 
 
 def refuse_unsuitable(module: nn.Module) -> None:
-    """Refuse layers and parameters that a federation cannot train and unlearn faithfully, and name the first one."""
+    """Raise an InputError for the first layer or parameter that a federation cannot train."""
     for path, layer in module.named_modules():
         where = f"layer {path!r} ({type(layer).__name__})" if path else f"the model ({type(layer).__name__})"
         if isinstance(layer, nn.DataParallel | torch.jit.ScriptModule):
@@ -151,12 +187,13 @@ def _estimates_a_norm(layer: nn.Module) -> bool:
 
 
 def _refuse_parameters(module: nn.Module) -> None:
-    """One tensor under two names is fine: it is trained and averaged once, under the first."""
+    """Refuse unusable parameters. One tensor may have two names: it is trained once."""
     places: dict[int, str] = {}
     for name, p in module.named_parameters():
         reason = _unusable(p)
         if not reason and p.numel() and places.setdefault(p.data_ptr(), name) != name:
-            # Apart from the module, each would get values of its own, and the tie would be lost without a word.
+            # Apart from the module, each would get values of its own, and the tie would be lost
+            # without a word.
             reason = f"shares memory with {places[p.data_ptr()]!r}: assign the same torch.nn.Parameter to both"
         if reason:
             raise InputError(f"parameter {name!r} {reason}.")
@@ -176,8 +213,8 @@ def _unusable(p: nn.Parameter) -> str:
     return ""
 
 
-def _quiet(module: nn.Module) -> nn.Module:
-    """In evaluation mode, so that nothing random is left in any forward."""
+def _without_randomness(module: nn.Module) -> nn.Module:
+    """Put the module into evaluation mode, so that its forward pass draws no random numbers."""
     module.eval()
     for layer in module.modules():
         if isinstance(layer, nn.RNNBase):

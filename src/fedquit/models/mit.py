@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedquit.errors import InputError
 
-# As on the hub under nvidia/mit-b0; written out, since what a library takes for granted changes.
+# As on the hub under nvidia/mit-b0; written out, since a library's defaults change.
 ARCHITECTURE: dict[str, Any] = {
     "num_channels": 3,
     "num_encoder_blocks": 4,
@@ -37,14 +37,21 @@ UNTRAINED = "none"
 
 
 def mit_b0(input_shape: tuple[int, ...], classes: int, *, weights: str = UNTRAINED) -> nn.Module:
-    """MiT-B0 with a new head; `weights` of the encoder are "none", a name on the hub, or a folder."""
+    """MiT-B0, the smallest encoder of SegFormer, with a new linear head (extra `transformers`).
+
+    Args:
+        input_shape: (3, height, width) of one image, 32x32 at least.
+        classes: the number of classes, C.
+        weights: of the encoder: "none" for random ones, a name on the Hugging Face hub, or a folder.
+    """
     if len(input_shape) != 3 or input_shape[0] != 3 or min(input_shape[1:]) < SMALLEST:
         raise InputError(
             f"mit_b0 needs colour images (3, height, width) from {SMALLEST}x{SMALLEST} on, not {tuple(input_shape)}: "
             "scale them up, or use another model."
         )
     transformers = _transformers()
-    # Plain attention: the fused kernels cannot be differentiated twice, which the optimizer adahessian does.
+    # Plain attention: the fused kernels cannot be differentiated twice, which the optimizer
+    # adahessian does.
     config = transformers.SegformerConfig(
         **ARCHITECTURE, **NOTHING_RANDOM, num_labels=classes, attn_implementation="eager"
     )
@@ -69,9 +76,9 @@ def _transformers() -> ModuleType:
 
 
 def _encoder(transformers: ModuleType, weights: str) -> dict[str, Tensor]:
-    """The tensors of a pretrained encoder, all of them from the file."""
+    """Load the tensors of a pretrained encoder; none may be missing from the file."""
     try:
-        with _hushed(transformers):
+        with _quiet(transformers):
             encoder, info = transformers.SegformerModel.from_pretrained(weights, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise InputError(_unloadable(weights)) from error
@@ -96,15 +103,16 @@ def _unloadable(weights: str) -> str:
 
 
 @contextmanager
-def _hushed(transformers: ModuleType) -> Iterator[None]:
-    """Neither progress bars nor remarks on the old head, which is left behind on purpose."""
+def _quiet(transformers: ModuleType) -> Iterator[None]:
+    """Silence progress bars and warnings about the old head, which is dropped on purpose."""
     log = transformers.utils.logging
-    loud, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    verbosity = log.get_verbosity()
+    bars = log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
         yield
     finally:
-        log.set_verbosity(loud)
+        log.set_verbosity(verbosity)
         if bars:
             log.enable_progress_bar()

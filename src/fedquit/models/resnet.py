@@ -17,7 +17,13 @@ TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut off at two stand
 
 
 def resnet18(input_shape: tuple[int, ...], classes: int, *, groups: int = 2) -> nn.Module:
-    """A 3x3 stem without pooling, four stages of two basic blocks (64 to 512 channels), the mean, and a linear."""
+    """ResNet-18 for small images: a 3x3 stem, four stages of two basic blocks, the mean, a linear.
+
+    Args:
+        input_shape: (channels, height, width) of one image.
+        classes: the number of classes, C.
+        groups: of each GroupNorm; must divide 64.
+    """
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise InputError(f"resnet18 needs images (channels, height, width), not {tuple(input_shape)}: use mlp.")
     if groups < 1 or WIDTHS[0] % groups:
@@ -42,7 +48,7 @@ class ResNet(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits."""
+        """Return the logits (B, C) of images (B, channels, H, W)."""
         x = _normed(self.norm, self.stem(x))
         logits: Tensor = self.head(self.blocks(x).mean((2, 3)))
         return logits
@@ -59,13 +65,12 @@ class BasicBlock(nn.Module):
         self.shortcut = shorter if stride > 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the next block sees."""
         inner, x = conv_keeping(x, self.conv1.weight, self.conv1.stride[0])
         return _normed(self.norm2, self.conv2(_normed(self.norm1, inner)), self.shortcut(x))
 
 
 def _normed(norm: nn.GroupNorm, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-    """Normalised, plus the shortcut, rectified."""
+    """Apply GroupNorm, add the shortcut, and apply ReLU."""
     return norm_relu(x, norm.num_groups, norm.weight, norm.bias, norm.eps, shortcut)
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point operations of a client's work, counted once for each kind of task and multiplied by its steps.
+"""Floating-point operations of a client's work, counted once for each kind of task.
 
-A multiply-add counts as 2. Counted are matrix products, convolutions, attention and recurrent layers, forward and
-backward, of everything that a task's loss computes: a teacher's forward too. Not counted are lookups in an embedding
-and whatever works number by number (activations, normalisation, the loss itself, the optimizer): a percent or two.
+A multiply-add counts as 2. The count covers matrix products, convolutions, attention and recurrent
+layers, in the forward and the backward pass, of everything that a task's loss computes, a teacher's
+forward pass included. It leaves out embedding lookups and elementwise work (activations,
+normalisation, the loss, the optimizer): a percent or two.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ from fedquit.engine.optim import OPTIMIZERS
 from fedquit.errors import FedquitError
 from fedquit.utils.names import lookup
 
-SMALL, LARGER = 2, 3  # batch sizes that give all others
+SMALL, LARGER = 2, 3  # the two batch sizes that are counted
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one example, and of its label."""
+    """The shapes of one example and of its label.
+
+    Attributes:
+        x: of the example.
+        y: of the label; () for one class number.
+        dtype: of the example.
+    """
 
     x: tuple[int, ...]
     y: tuple[int, ...] = ()
@@ -35,13 +42,14 @@ class Shape:
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor) -> Shape:
-        """That of each example in a set."""
+        """Return the shape of each example of a set: x `(N, …)`, y `(N, …)`."""
         return cls(tuple(x.shape[1:]), tuple(y.shape[1:]), x.dtype)
 
     def zeros(self, size: int) -> Batch:
-        """So many examples of nothing: token 0 for networks that read tokens."""
+        """Return a batch of `size` examples of zeros (token 0 for networks that read tokens)."""
         noise = torch.zeros(size, *self.y)
-        x, y = torch.zeros(size, *self.x, dtype=self.dtype), torch.zeros(size, *self.y, dtype=torch.long)
+        x = torch.zeros(size, *self.x, dtype=self.dtype)
+        y = torch.zeros(size, *self.y, dtype=torch.long)
         return Batch(x, y, noise, noise, torch.zeros(size, dtype=torch.bool))
 
 
@@ -53,7 +61,7 @@ def _recurrent(
 
 
 def _recurrent_backward(*shapes: Any, **more: Any) -> int:  # noqa: ANN401 - whatever the kernel takes
-    """Gradients of inputs and of weights: each as much as the forward."""
+    """Gradients of inputs and of weights: each costs as much as the forward pass."""
     return 2 * _recurrent(*shapes, **more)
 
 
@@ -76,16 +84,17 @@ def _convolution_backward(
     *how: Any,  # noqa: ANN401 - numbers, lists and flags
     **_: object,
 ) -> int:
-    """Gradients of inputs and of weights, those that are wanted: each as much as the forward."""
+    """Gradients of inputs and weights, where wanted: each costs as much as the forward pass."""
     _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, wanted = how
-    met = x if transposed else gradient  # at each of its places every weight is used once, whatever the groups
-    each = 2 * x[0] * math.prod(met[2:]) * math.prod(weight)
+    positions = x if transposed else gradient  # at each of them every weight is used once, whatever the groups
+    each = 2 * x[0] * math.prod(positions[2:]) * math.prod(weight)
     return each * sum(map(bool, wanted[:2]))
 
 
 _aten = torch.ops.aten
-# What runs on a CPU in one kernel that torch's counter has no formula for: a float32 LSTM, and attention. And one whose
-# formula is wrong for groups: it charges a weight's gradient as if every channel met every other.
+# CPU kernels for which torch's counter has no formula (a float32 LSTM, attention), and the backward
+# pass of a convolution, whose formula is wrong for groups: it counts as if every channel were
+# connected to every other.
 FORMULAS: dict[object, Callable[..., int]] = {
     _aten.mkldnn_rnn_layer: _recurrent,
     _aten.mkldnn_rnn_layer_backward: _recurrent_backward,
@@ -96,23 +105,34 @@ FORMULAS: dict[object, Callable[..., int]] = {
 
 
 def step_flops(model: Model, task: Task, sent: Sent, shape: Shape, batch_size: int) -> int:
-    """One optimizer step on so many examples: the task's loss, and back to the parameters it trains.
+    """Count one optimizer step: the task's loss and its backward pass.
 
-    What a client adds from its own memory is not known here. Tasks that can begin without it are counted so; for those
-    that cannot, the parameters in `start` stand in.
+    What a client adds from its own memory is not known here. Tasks that can begin without it are
+    counted without; for the others, the parameters in `start` take its place.
+
+    Args:
+        model: the network.
+        task: what the client does.
+        sent: the named sets of parameters that the client received.
+        shape: of one example.
+        batch_size: examples in the step.
+
+    Returns:
+        Floating-point operations.
     """
-    sent = {name: _at_hand(params) for name, params in sent.items()}
+    sent = {name: _on_cpu(params) for name, params in sent.items()}
     with torch.no_grad():
         try:
             sent, params = _begun(model, task, sent)
         except (FedquitError, KeyError):
             sent, params = _begun(model, task, {**dict.fromkeys(task.needs, sent.get("start", {})), **sent})
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-    curved, trained = lookup(OPTIMIZERS, task.local.optimizer, "optimizer").wants_curvature, list(leaves.values())
+    curved = lookup(OPTIMIZERS, task.local.optimizer, "optimizer").wants_curvature
+    trained = list(leaves.values())
     with torch.enable_grad(), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
         loss = task.loss(model, leaves, sent, shape.zeros(batch_size)).mean()
         gradient = torch.autograd.grad(loss, trained, create_graph=curved, materialize_grads=True)
-        if curved:  # a second way back, for the curvature along one direction
+        if curved:  # a second backward pass, for the curvature along one direction
             along = torch.stack([g.sum() for g in gradient]).sum()
             torch.autograd.grad(along, trained, materialize_grads=True)
     return int(counter.get_total_flops())
@@ -123,37 +143,49 @@ def _begun(model: Model, task: Task, sent: Sent) -> tuple[Sent, Params]:
     return prepared, task.begin(prepared)
 
 
-def _at_hand(params: Params) -> Params:
+def _on_cpu(params: Params) -> Params:
     return {n: p.detach().cpu() for n, p in params.items()}
 
 
 def batches(examples: int, local: Local) -> dict[int, int]:
-    """How many steps of which batch size `engine.plan.make_plan` gives a client."""
+    """Return how many steps of each batch size `engine.plan.make_plan` gives a client."""
     if examples == 0 or local.epochs == 0:
         return {}
     per_epoch = math.ceil(examples / local.batch_size)
     steps = max(1, math.floor(local.epochs * per_epoch + 1e-9))
     last = examples - (per_epoch - 1) * local.batch_size  # from 1 to batch_size
-    found = {local.batch_size: steps - steps // per_epoch}
-    found[last] = found.get(last, 0) + steps // per_epoch
-    return {size: count for size, count in found.items() if count}
+    steps_by_size = {local.batch_size: steps - steps // per_epoch}
+    steps_by_size[last] = steps_by_size.get(last, 0) + steps // per_epoch
+    return {size: count for size, count in steps_by_size.items() if count}
 
 
 @dataclass
 class Flops:
-    """Counts the work on one network and one kind of example; each kind of task is counted once and remembered.
+    """Counts the work on one network and one kind of example, each kind of task once.
 
-    A loss is given for each example alone, so a step is a fixed part and a part for each example: two small batches
-    give every batch size, exactly, and a ResNet-18 is counted in a second.
+    A loss is given for each example alone, so the cost of a step is a fixed part and a part for
+    each example: two small batches determine every batch size exactly, and a ResNet-18 is counted
+    in a second.
+
+    Attributes:
+        model: the network.
+        shape: of one example.
+        public_examples: how many examples the server has of its own.
     """
 
     model: Model
     shape: Shape
-    public_examples: int = 0  # of the server's own
+    public_examples: int = 0
     _known: dict[object, tuple[int, int]] = field(default_factory=dict, init=False, repr=False)
 
     def step(self, task: Task, sent: Sent, batch_size: int) -> int:
-        """One optimizer step."""
+        """Return the operations of one optimizer step.
+
+        Args:
+            task: what the client does.
+            sent: the named sets of parameters that the client received.
+            batch_size: examples in the step.
+        """
         kind = _kind(task, sent)
         if kind not in self._known:
             small, larger = (step_flops(self.model, task, sent, self.shape, n) for n in (SMALL, LARGER))
@@ -163,16 +195,22 @@ class Flops:
         return fixed + batch_size * each
 
     def at_client(self, task: Task, sent: Sent, examples: int) -> int:
-        """All that a client with so many examples does for a task."""
+        """Return the operations of a client for a whole task.
+
+        Args:
+            task: what the client does.
+            sent: the named sets of parameters that the client received.
+            examples: how many examples the client has.
+        """
         return sum(n * self.step(task, sent, size) for size, n in batches(examples, task.local).items())
 
     def at_server(self, task: Task, sent: Sent) -> int:
-        """The same for the server and its public data."""
+        """Return the operations of the server for a task on its public data."""
         return self.at_client(task, sent, self.public_examples)
 
 
 def _kind(task: Task, sent: Mapping[str, Params]) -> object:
-    """All that the count depends on: not the rate, the epochs or the name under which the answer is kept."""
+    """Return all that a count depends on: not the rate, the epochs or `remember`."""
     own = tuple((f.name, getattr(task, f.name)) for f in fields(task) if f.name not in ("local", "remember"))
     curved = lookup(OPTIMIZERS, task.local.optimizer, "optimizer").wants_curvature
     shapes = tuple((name, tuple((n, p.shape) for n, p in params.items())) for name, params in sorted(sent.items()))

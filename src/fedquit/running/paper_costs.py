@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's own accounting: what its tables charge each method, from a setting and the rounds of recovery alone.
+"""The cost model of FedQUIT's paper: bytes, operations and storage of each method, by its formulas.
 
-Nothing is measured here. `running.costs` and `running.flops` count what a run really does; this preset answers what the
-paper of FedQUIT would have printed for it, so that its tables can be compared with ours (docs/costs.md).
+Nothing is measured here. `running.costs` and `running.flops` count what a run really does; this
+module computes what the paper would have printed for it, so that its tables can be compared with
+ours (docs/costs.md).
 """
 
 from __future__ import annotations
@@ -29,25 +30,36 @@ FEDERASER_EPOCHS = 0.5
 
 @dataclass(frozen=True)
 class Setting:
-    """A federation, as the tables describe it."""
+    """A federation, as the tables describe it.
+
+    Attributes:
+        clients: in the federation.
+        clients_per_round: that take part in a round.
+        rounds: of training.
+        model_bytes: size of the model.
+        epoch_flops: operations of one client's pass over its data.
+        head_weights: weights of the last layer, for FedAU.
+        head_biases: biases of the last layer, for FedAU.
+        examples: of a client, for FedAU.
+    """
 
     clients: int
     clients_per_round: int
     rounds: int
     model_bytes: int
-    epoch_flops: float  # of one client's pass over its data
-    head_weights: int = 0  # of the last layer, for FedAU
+    epoch_flops: float
+    head_weights: int = 0
     head_biases: int = 0
-    examples: int = 0  # of a client, for FedAU
+    examples: int = 0
 
     def stay(self, leaving: int, samples: float = 0.0) -> int:
-        """Who takes part in a round once somebody has left; where only samples leave, everybody stays."""
+        """Return how many clients take part in a round after a request."""
         return min(self.clients_per_round, self.clients if samples else self.clients - leaving)
 
 
 @dataclass(frozen=True)
 class Charge:
-    """What a phase costs."""
+    """The cost of a phase, in bytes sent and floating-point operations."""
 
     bytes: float = 0.0
     flops: float = 0.0
@@ -58,7 +70,7 @@ class Charge:
 
 @dataclass(frozen=True)
 class Bill:
-    """What a request costs: the unlearning, the recovery, and what had to be stored all along."""
+    """The cost of a request: the unlearning, the recovery, and the storage during training."""
 
     unlearning: Charge
     recovery: Charge
@@ -67,7 +79,7 @@ class Bill:
 
     @property
     def total(self) -> Charge:
-        """What the tables print after recovery."""
+        """The total that the tables print after recovery."""
         return self.unlearning + self.recovery if self.in_total else self.recovery
 
 
@@ -82,7 +94,7 @@ class _Asked:
         return self.setting.stay(self.leaving, self.samples)
 
     def work(self, participations: float, epochs: float | None = None) -> Charge:
-        """Each participation is a download and an upload of the model, and an epoch unless `epochs` says otherwise."""
+        """Charge two transfers of the model a participation, and an epoch unless `epochs` is given."""
         epochs = participations if epochs is None else epochs
         return Charge(2 * self.setting.model_bytes * participations, self.setting.epoch_flops * epochs)
 
@@ -96,7 +108,7 @@ def _mode(a: _Asked) -> Charge:
 
 
 def _fedau(a: _Asked) -> Charge:
-    """A head that travels in every round of training, one client's; and the work of all who stay on it."""
+    """Charge one client's head in every round, and the work of all staying clients on it."""
     s = a.setting
     work = HEAD_FLOPS * s.head_weights * s.examples * a.stay * s.rounds
     return Charge(2 * 4 * (s.head_weights + s.head_biases) * s.rounds, work)
@@ -131,8 +143,22 @@ PAPER: dict[str, _Method] = {
 def bill(
     method: str, setting: Setting, recovery_rounds: float = 0.0, *, leaving: int = 1, samples: float = 0.0
 ) -> Bill:
-    """What the paper charges a method; `samples` is the part of their data that the leaving clients forget."""
-    rule, asked = lookup(PAPER, method, "method"), _Asked(setting, leaving, samples)
+    """Return what the paper charges a method.
+
+    Args:
+        method: a name from `PAPER`.
+        setting: the federation; `SETTINGS` has those of the paper.
+        recovery_rounds: rounds of recovery; a mean over several runs may be a fraction.
+        leaving: how many clients leave.
+        samples: the fraction of their data that they ask to forget; 0 means all of it.
+
+    Raises:
+        UnknownNameError: for a method that the tables do not have.
+        InputError: for numbers that cannot be used, or rounds of recovery for a method that has
+            none.
+    """
+    rule = lookup(PAPER, method, "method")
+    asked = _Asked(setting, leaving, samples)
     if not 0 < leaving < setting.clients or not 0 <= samples < 1 or recovery_rounds < 0:
         raise InputError(
             f"leaving={leaving}, samples={samples}, recovery_rounds={recovery_rounds}: at least one client leaves and "
@@ -145,17 +171,17 @@ def bill(
 
 
 def printed(value: float) -> str:
-    """As the tables print it: three digits."""
+    """Format a number as the tables print it: three digits."""
     return f"{value:.2e}".replace("e+", "e").replace("e0", "e") if value else "0"
 
 
 def times_cheaper(retrain: float, cost: float) -> float:
-    """The tables divide Retrain's cost *as printed* by the method's: 1.62e11, where the formula gives 1.6157e11."""
+    """Divide Retrain's cost *as printed* (1.62e11 for 1.6157e11) by the method's."""
     return float(printed(retrain)) / cost
 
 
 def budget(setting: Setting, part: float) -> float:
-    """A part of the bytes of Retrain, again as printed."""
+    """Return a fraction of the bytes of Retrain, which are again taken as printed."""
     return part * float(printed(bill("retrain", setting).total.bytes))
 
 
@@ -167,7 +193,8 @@ SETTINGS: dict[str, Setting] = {
     "cifar100": _CIFAR,
     "cifar10": _CIFAR,
     "cifar100-mit": _MIT,
-    # As many examples as CIFAR, where CUB-200 has some 600 for each of 10 clients; the head has 200 classes.
+    # The tables use as many examples as for CIFAR, although CUB-200 has some 600 for each of 10
+    # clients.
     "cub200": Setting(10, 10, 50, MIT_B0_BYTES, 5_000 * MIT_B0_FLOPS, 256 * 200, 200, 5_000),
     "cifar100-100": Setting(100, 10, 600, RESNET18_BYTES, 500 * RESNET18_FLOPS),
     "cub200-100": Setting(100, 10, 200, MIT_B0_BYTES, 60 * MIT_B0_FLOPS),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe: everything that determines a run, as one short TOML file.
 
-The schema is the classes below: every key of the file is a field, and an unknown key is an error that names the nearest
-one. `extends = "other"` starts from another recipe, which may extend one more; `--set key=value` changes single keys.
+The schema is the classes below: every key of the file is a field, and an unknown key is an error
+that names the nearest one. `extends = "other"` starts from another recipe, which may extend one
+more; `--set key=value` changes single keys.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from fedquit.errors import InputError, UnknownNameError
 from fedquit.utils.names import imported, lookup, unknown
 
 Options = Mapping[str, Any]
-LEVELS = 2  # of recipes below a recipe: more, and nobody can say what a file amounts to
+LEVELS = 2  # of recipes that a recipe may extend, so that a file stays readable
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """Which data, and how it is dealt out."""
+    """Which data, and how it is divided among clients."""
 
     name: str = "fashion_mnist_mini"  # of `fedquit list datasets`, or package.module:function
     options: Options = field(default_factory=dict)
@@ -52,7 +53,7 @@ class DataRecipe:
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """Which network."""
+    """Which network, with which options."""
 
     name: str = "cnn"
     options: Options = field(default_factory=dict)
@@ -61,7 +62,7 @@ class ModelRecipe:
 
 @dataclass(frozen=True)
 class TrainRecipe:
-    """FedAvg, for Original and Retrain and on through recovery."""
+    """FedAvg: for Original, for Retrain, and during recovery."""
 
     rounds: int = 30
     clients_per_round: int = 0  # 0: everybody
@@ -69,13 +70,13 @@ class TrainRecipe:
     batch_size: int = 32
     optimizer: str = "sgd"
     lr: float = 0.1
-    lr_decay: float = 0.998  # in each round, and on through recovery
+    lr_decay: float = 0.998  # in each round, those of recovery included
     momentum: float = 0.0
     weight_decay: float = 1e-3
     clip: float = 0.0
 
     def training(self) -> Training:
-        """As the federation wants it."""
+        """Return the training that these keys describe."""
         from fedquit.core.fedavg import Learn
 
         local = Local(
@@ -86,7 +87,7 @@ class TrainRecipe:
 
 @dataclass(frozen=True)
 class EventRecipe:
-    """A request to be forgotten, or a client that joins. Events happen in the order of the file."""
+    """An erasure request, or a client that joins. Events happen in the order of the file."""
 
     kind: Literal["forget", "join"] = "forget"
     clients: tuple[ClientId, ...] = ()
@@ -98,11 +99,11 @@ class EventRecipe:
 
 @dataclass(frozen=True)
 class RecoverRecipe:
-    """When the recovery is over."""
+    """When the recovery ends."""
 
     until: Literal["retrained", "retrained-mean-of-3", "rounds"] = "retrained"
     max_rounds: int = 30  # at most; with until = "rounds", exactly
-    budgets: tuple[float, ...] = ()  # also look at the model once it has cost these shares of Retrain's bytes
+    budgets: tuple[float, ...] = ()  # also evaluate the model once it has cost these shares of Retrain's bytes
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class EvaluateRecipe:
 
 @dataclass(frozen=True)
 class EngineRecipe:
-    """How it is computed; but for the precision, it never changes what."""
+    """How the run is computed. The precision changes results; the other keys do not."""
 
     name: str = "auto"  # of `fedquit list engines`
     threads: int = 0  # 0: torch's own choice
@@ -129,7 +130,25 @@ class EngineRecipe:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One setting, one or more requests, one method."""
+    """All that determines a run: one setting, one or more requests, one method.
+
+    Attributes:
+        title: of tables and reports.
+        seed: of the run; that of the partition is `data.seed`.
+        data: which data, and how it is divided among clients.
+        model: which network.
+        train: ordinary training.
+        request: the events, in their order.
+        method: the method's name, perhaps a preset, and its hyper-parameters.
+        recover: when the recovery ends.
+        retrain: whether to train Retrain too, for comparison.
+        evaluate: what is measured beside accuracy and loss.
+        engine: how the run is computed.
+
+    Raises:
+        InputError: for values that cannot be used.
+        UnknownNameError: for a method, optimizer, attack or key that does not exist.
+    """
 
     title: str = ""
     seed: int = 0
@@ -139,7 +158,7 @@ class Recipe:
     request: tuple[EventRecipe, ...] = (EventRecipe(clients=(0,)),)
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedquit"})
     recover: RecoverRecipe = RecoverRecipe()
-    retrain: bool = True  # train the gold standard too, for comparison
+    retrain: bool = True  # train the gold standard too
     evaluate: EvaluateRecipe = EvaluateRecipe()
     engine: EngineRecipe = EngineRecipe()
 
@@ -183,24 +202,24 @@ class Recipe:
 
     @property
     def method_name(self) -> str:
-        """As in the table."""
+        """The method's name in `fedquit.methods.METHODS`, or `package.module:class`."""
         return str(self.method.get("name", "fedquit"))
 
     def build_method(self) -> Method:
-        """The method with its hyper-parameters: the keys of [method] are its fields."""
+        """Return the method with its hyper-parameters: the keys of [method] are its fields."""
         from fedquit.methods import METHODS
 
         name = self.method_name
-        found = imported(name, "method") if ":" in name else lookup(METHODS, name, "method")
-        if not (isinstance(found, type) and issubclass(found, Method)):
+        cls = imported(name, "method") if ":" in name else lookup(METHODS, name, "method")
+        if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise UnknownNameError(f"{name!r} is not a method: it must be a class derived from fedquit.core.Method.")
         preset = self.method.get("preset")
-        changes = lookup(found.presets, str(preset), f"preset of method {name!r}") if preset else {}
+        changes = lookup(cls.presets, str(preset), f"preset of method {name!r}") if preset else {}
         given = {k: v for k, v in self.method.items() if k not in ("name", "preset")}
-        return build(found, {**changes, **given}, "method")
+        return build(cls, {**changes, **given}, "method")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON; `build(Recipe, …)` reads it back."""
+        """Return the recipe as plain values, for JSON; `build(Recipe, …)` reads it back."""
         plain: dict[str, Any] = _jsonable(dataclasses.asdict(self))
         del plain["data"]["folder"]  # where data lies is not part of an experiment
         return plain
@@ -232,7 +251,7 @@ def _check(holds: bool, sentence: str) -> None:
 
 
 def packaged() -> list[str]:
-    """The names of the recipes that come with the package, such as `demo` and `settings/cifar100-lda`."""
+    """Return the names of the packaged recipes, such as `demo` and `settings/cifar100-lda`."""
     return sorted(_named(resources.files("fedquit") / "recipes"))
 
 
@@ -245,12 +264,22 @@ def _named(folder: Traversable) -> Iterator[str]:
 
 
 def load(where: str, settings: Sequence[str] = ()) -> Recipe:
-    """Read a recipe from a file, or by the name of one that comes with the package; `settings` are key=value."""
+    """Read a recipe.
+
+    Args:
+        where: a file that ends in .toml, or the name of a packaged recipe.
+        settings: changes of single keys, each as `key=value`, such as `method.lr=3e-4`.
+
+    Raises:
+        InputError: if the file cannot be read or holds values that cannot be used.
+        UnknownNameError: for a recipe, key or name that does not exist.
+    """
     content = _read(where)
-    at, chain = where, [where]
+    at = where
+    chain = [where]
     while (base := content.pop("extends", None)) is not None:
-        beside = Path(at).parent / str(base)
-        at = str(beside) if beside.suffix == ".toml" else str(base)
+        neighbour = Path(at).parent / str(base)
+        at = str(neighbour) if neighbour.suffix == ".toml" else str(base)
         chain.append(at)
         if len(chain) > LEVELS + 1:
             raise InputError(f"{' extends '.join(chain)}: at most {LEVELS} recipes may lie below one; join some.")
@@ -281,7 +310,7 @@ def _read(where: str) -> dict[str, Any]:
 
 
 def _unknown_recipe(name: str) -> UnknownNameError:
-    """There are too many to name them all."""
+    """Make the error; there are too many recipes to list them in it."""
     near = difflib.get_close_matches(name, packaged(), n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UnknownNameError(f"unknown recipe {name!r}: {hint}`fedquit list recipes` names them all.")
@@ -331,7 +360,17 @@ def _entry(entries: list[Any], index: str, key: str) -> Any:  # noqa: ANN401 - T
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """A dataclass from plain values: unknown keys and wrong types are errors that say where."""
+    """Build a dataclass from plain values.
+
+    Args:
+        cls: the dataclass; its fields may be dataclasses too.
+        values: the value of each field that is not to have its default.
+        where: the path to these values, for errors.
+
+    Raises:
+        UnknownNameError: for a key that is not a field.
+        InputError: for a value of another type.
+    """
     hints = get_type_hints(cls)
     known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
     for key in values:

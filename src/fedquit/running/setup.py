@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The setup of a recipe: its data, dealt out to clients, its network and its training."""
+"""The setup of a recipe: its data, divided among clients, its network, training and engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,19 @@ from fedquit.utils.names import source_of
 
 @dataclass(frozen=True)
 class Setup:
-    """A recipe's data, network and training, ready to use."""
+    """A recipe's data, network and training, ready to use.
+
+    Attributes:
+        recipe: the recipe.
+        data: its data, divided among clients, on the device.
+        model: its network.
+        training: its ordinary training.
+        initial: the network's first parameters, on the device.
+        method: its unlearning method.
+        flops: counts floating-point operations, and remembers the counts.
+        trigger: the backdoor in the leaving clients' data, where the recipe asks for one.
+        recordings: what an engine keeps from one use to the next.
+    """
 
     recipe: Recipe
     data: FederatedData
@@ -41,7 +53,7 @@ class Setup:
     recordings: Recordings = field(default_factory=Recordings, repr=False, compare=False)  # what an engine keeps
 
     def fingerprint(self) -> str:
-        """A hash of the data, the network and its first parameters: of all that a recipe only names."""
+        """Return a hash of what a recipe only names: data, network and first parameters."""
         data = self.data.dataset
         parts = {"test_x": data.test_x, "test_y": data.test_y}
         parts |= {f"holdout {c}": h for c, h in self.data.holdout.items()}
@@ -50,12 +62,17 @@ class Setup:
 
     @property
     def network(self) -> str:
-        """A hash of the network: its layers, its first parameters, and its source where a user brought it."""
+        """A hash of the network: layers, first parameters, and a user's own source code."""
         words = [self.model.signature(), fingerprint(self.initial), source_of(self.recipe.model.name)]
         return hashlib.blake2b("".join(words).encode(), digest_size=16).hexdigest()
 
     def engine(self, data: FederatedData, homes: Memory) -> Engine:
-        """The engine that the recipe names, over this data."""
+        """Open the engine that the recipe names.
+
+        Args:
+            data: the clients' data.
+            homes: the clients' own memories.
+        """
         spec = self.recipe.engine
         name = self.chosen.name
         return open_engine(name, self.model, data, homes, self.precision, spec.width, self.recordings)
@@ -67,25 +84,31 @@ class Setup:
 
     @property
     def evaluation_model(self) -> Model:
-        """The network as it is evaluated."""
+        """The network as the evaluation runs it."""
         return evaluation_model_of(self.model, self.precision, self.device)
 
     @property
     def device(self) -> torch.device:
-        """Where the work is done."""
+        """The device that holds the data and does the work."""
         return self.data.y.device
 
     @property
     def precision(self) -> Precision:
-        """What networks compute in."""
+        """The precision in which the network computes."""
         spec = self.recipe.engine.precision
         if self.model.dtype != torch.float32:
             return "float32"
-        return ("bf16" if self.device.type == "cuda" else "float32") if spec == "auto" else spec
+        if spec != "auto":
+            return spec
+        return "bf16" if self.device.type == "cuda" else "float32"
 
 
 def build_setup(recipe: Recipe) -> Setup:
-    """Load the data, deal it out, and build the network."""
+    """Load a recipe's data, divide it among clients, and build the network.
+
+    Raises:
+        InputError: if the data is absent, or the network does not fit it.
+    """
     spec = recipe.data
     dtype = getattr(torch, recipe.model.dtype)
     dataset = load_dataset(spec.name, folder=spec.folder or None, **spec.options)
@@ -102,10 +125,11 @@ def build_setup(recipe: Recipe) -> Setup:
         public=spec.public,
         partition_file=spec.partition_file,
     )
-    trigger, asked = None, recipe.evaluate
-    if asked.backdoor:
-        trigger = trigger_for(dataset, asked.backdoor_target, asked.backdoor_size)
-        data = plant(data, recipe.request[0].clients, asked.backdoor, trigger, spec.seed)
+    trigger = None
+    evaluate = recipe.evaluate
+    if evaluate.backdoor:
+        trigger = trigger_for(dataset, evaluate.backdoor_target, evaluate.backdoor_size)
+        data = plant(data, recipe.request[0].clients, evaluate.backdoor, trigger, spec.seed)
     model = load_model(
         recipe.model.name, dataset.shape, dataset.classes, dtype=dtype, look=dataset.look, **recipe.model.options
     )
@@ -118,7 +142,11 @@ def build_setup(recipe: Recipe) -> Setup:
 
 
 def chosen_device(name: str) -> torch.device:
-    """By name; `auto` is a GPU where there is one."""
+    """Return the device of that name; `auto` is a GPU where there is one.
+
+    Raises:
+        InputError: if this machine has no such device.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -130,7 +158,7 @@ def chosen_device(name: str) -> torch.device:
 
 
 def _probe(model: Model, initial: Params, dataset: Dataset) -> None:
-    """Let one example through the network, so that a network which does not fit the data is refused at once."""
+    """Run the network on one example, to refuse at once one that does not fit the data."""
     x, y = dataset.x[:1], dataset.y[:1]
     try:
         logits = model(initial, x)

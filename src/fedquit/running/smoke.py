@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The smallest run of a recipe: seconds on a CPU, and nothing to download.
 
-The network, the method and the kind of request stay. There are a few clients with a few examples, one round, and
-in place of published data something made up with the same shapes, classes and look. What comes out means nothing; that
-it comes out shows that the recipe works.
+The network, the method and the kind of request stay. There are a few clients with a few examples,
+one round, and in place of published data random data with the same shapes, classes and
+preprocessing. The results mean nothing; that the run ends shows that the recipe works.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CIFARS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 
 
 def smoke(recipe: Recipe) -> Recipe:
-    """The recipe in its smallest size."""
+    """Return the recipe in its smallest size."""
     named = sorted({client for event in recipe.request for client in event.clients})
     number = {client: k for k, client in enumerate(named)}
     clients = len(named) + STAYING
@@ -63,7 +63,7 @@ def _event(event: EventRecipe, number: dict[ClientId, ClientId]) -> EventRecipe:
 
 
 def _model(spec: ModelRecipe) -> ModelRecipe:
-    """Without pretrained weights, which would have to be fetched."""
+    """Return the network without pretrained weights, which would have to be fetched."""
     return replace(spec, options={**spec.options, "weights": "none"}) if "weights" in spec.options else spec
 
 
@@ -90,41 +90,65 @@ def _data(spec: DataRecipe, clients: int) -> DataRecipe:
 def images(
     *, like: str, examples: int, size: int | None = None, augment: bool = True, test_crop: str = "resized"
 ) -> Dataset:
-    """Random pixels, stored and made ready as those of CIFAR-10, CIFAR-100 or CUB-200, read at 64x64 at most."""
+    """Random pixels, stored and preprocessed as those of a published data set.
+
+    Args:
+        like: cifar10, cifar100 or cub200.
+        examples: training images.
+        size: the side in pixels that the network would read; at most 64 is read.
+        augment: whether ordinary training augments the images.
+        test_crop: accepted as an option of cub200, without effect.
+    """
     if like == "cub200":
-        side, classes = min(size or LARGEST, LARGEST), Birds().classes
-        look = Pixels(IMAGENET_MEAN, IMAGENET_STD, vary="resized-crop-flip" if augment else "none")
+        side = min(size or LARGEST, LARGEST)
+        classes = Birds().classes
+        preprocessing = Pixels(IMAGENET_MEAN, IMAGENET_STD, vary="resized-crop-flip" if augment else "none")
     else:
         kind = lookup(CIFARS, like, "kind of images")
-        side, classes = SIDE, kind.classes
-        look = Pixels(kind.mean, kind.std, vary="rotate-pad-crop-flip" if augment else "none")
+        side = SIDE
+        classes = kind.classes
+        preprocessing = Pixels(kind.mean, kind.std, vary="rotate-pad-crop-flip" if augment else "none")
         if size not in (None, SIDE):
             read = min(size or SIDE, LARGEST)
-            look = Pixels(kind.mean, kind.std, size=read, vary="enlarge-crop-flip" if augment else "none")
-    draw = torch.Generator().manual_seed(0)
+            preprocessing = Pixels(kind.mean, kind.std, size=read, vary="enlarge-crop-flip" if augment else "none")
+    generator = torch.Generator().manual_seed(0)
 
     def drawn(count: int) -> tuple[Tensor, Tensor]:
-        x = torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=draw)
+        x = torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
         return x, torch.arange(count) % classes
 
-    return Dataset(*drawn(examples), *drawn(TEST_EXAMPLES), classes, look)
+    return Dataset(*drawn(examples), *drawn(TEST_EXAMPLES), classes, preprocessing)
 
 
 def text(*, examples: int, window: int = 80, clients: int | None = None) -> Dataset:
-    """Windows of random characters, each with the next one as its target; there is no text to cut for `clients`."""
-    draw = torch.Generator().manual_seed(0)
+    """Windows of random characters; the label of each character is the next one.
+
+    Args:
+        examples: training windows.
+        window: characters of one example.
+        clients: accepted as an option of shakespeare, without effect.
+    """
+    generator = torch.Generator().manual_seed(0)
 
     def drawn(count: int) -> tuple[Tensor, Tensor]:
-        letters = torch.randint(LETTERS, (count, window + 1), generator=draw)
+        letters = torch.randint(LETTERS, (count, window + 1), generator=generator)
         return letters[:, :-1].contiguous(), letters[:, 1:].contiguous()
 
     return Dataset(*drawn(examples), *drawn(TEST_EXAMPLES), LETTERS)
 
 
 def few(*, of: str, options: dict[str, object], examples: int, folder: str | Path | None = None) -> Dataset:
-    """A few examples of another data set, spread evenly over it."""
+    """A few examples of another data set, spread evenly over it.
+
+    Args:
+        of: the name of the data set.
+        options: its options.
+        examples: training examples to take.
+        folder: the data folder, passed on to the data set.
+    """
     whole = load_dataset(of, folder=folder, **options)
-    at, test_at = _spread(len(whole.y), examples), _spread(len(whole.test_y), TEST_EXAMPLES)
+    at = _spread(len(whole.y), examples)
+    test_at = _spread(len(whole.test_y), TEST_EXAMPLES)
     return Dataset(whole.x[at], whole.y[at], whole.test_x[test_at], whole.test_y[test_at], whole.classes, whole.look)
 
 

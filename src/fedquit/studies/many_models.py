@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What needs many models: the same erasure and the same Retrain, each with other seeds, compared example by example.
+"""Measures over many models: the same erasure and the same Retrain, with other seeds.
 
-One unlearned model against one Retrain says how two models differ; many of each say how two *procedures* differ, which
-is what unlearning is about. The Retrains lie in the cache and serve every method.
+One unlearned model against one Retrain shows how two models differ; many of each show how two
+*procedures* differ, which is what unlearning is about. The Retrains lie in the cache, so that every
+method uses the same ones.
 """
 
 from __future__ import annotations
@@ -40,16 +41,22 @@ FALLING = "forgetting_quality"  # the one measure that is lower, the farther two
 
 @dataclass(frozen=True)
 class InHalves:
-    """A measure between halves of the models: means over the halvings, and the farthest of Retrain's."""
+    """A measure between halves of the models: means over the halvings.
 
-    method: float  # unlearned models against Retrains of other seeds
-    retrain: float  # Retrains in their place, just as many
+    Attributes:
+        method: unlearned models against Retrains of other seeds.
+        retrain: as many Retrains in place of the unlearned models.
+        farthest: the largest distance of `retrain` over the halvings.
+    """
+
+    method: float
+    retrain: float
     farthest: float
 
 
 @dataclass(frozen=True)
 class Halves:
-    """What depends on how many models there are: the method and Retrain measured with equally many."""
+    """The measures that depend on the number of models, with equally many for the method and Retrain."""
 
     klom: InHalves
     klom_p95: InHalves
@@ -58,56 +65,98 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The share of members that an attack finds at some rate of false alarms, with Clopper and Pearson's interval."""
+class TruePositiveRate:
+    """A true-positive rate at a fixed false-positive rate, with its Clopper-Pearson interval.
+
+    Attributes:
+        value: the rate, from 0 to 1.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        enough: whether there are enough outsiders for that false-positive rate.
+    """
 
     value: float
     low: float
     high: float
-    enough: bool  # whether there are outsiders enough for that rate
+    enough: bool
 
 
 @dataclass(frozen=True)
-class Finds:
-    """Whom an attack finds at few false alarms."""
+class TruePositiveRates:
+    """An attack's true-positive rates at low false-positive rates.
 
-    at_1: Found  # percent
-    at_tenth: Found  # of a percent
+    Attributes:
+        at_1: at 1 % false positives.
+        at_tenth: at 0.1 % false positives.
+    """
+
+    at_1: TruePositiveRate
+    at_tenth: TruePositiveRate
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """N unlearned models against N Retrains, on the forget data; each `_floor` is what Retrain gives in their place."""
+    """N unlearned models against N Retrains, on the forget data.
+
+    A field that ends in `_floor` is the same measure with a Retrain in place of the unlearned
+    model. U-LiRA has none: Retrain cannot be told from itself.
+
+    Attributes:
+        models: N.
+        klom: mean of KLoM over the examples.
+        klom_p95: its 95th percentile.
+        forgetting_quality: F, from 0 to 1.
+        epsilon: median over the examples.
+        halves: the four measures above beside Retrain's; None with fewer than 6 models.
+        ulira_accuracy: how often U-LiRA tells the two kinds apart; 0.5 means that it cannot.
+        ulira_finds: true-positive rates of U-LiRA.
+        lira_auc: of offline LiRA on the first unlearned model: forget data against data that nobody
+            trained on.
+        lira_finds: its true-positive rates.
+        lira_auc_floor: of the first Retrain.
+        lira_finds_floor: of the first Retrain.
+        rmia_auc: of RMIA on the first unlearned model.
+        rmia_finds: its true-positive rates.
+        rmia_auc_floor: of the first Retrain.
+        rmia_finds_floor: of the first Retrain.
+    """
 
     models: int
-    klom: float  # mean over the examples
+    klom: float
     klom_p95: float
-    forgetting_quality: float  # F, from 0 to 1
-    epsilon: float  # the median over the examples
-    halves: Halves | None  # the four above beside Retrain's; None with fewer than 6 models
-    ulira_accuracy: float  # how often U-LiRA tells the two kinds apart; one half means that it cannot
-    ulira_finds: Finds  # without a floor: told from itself, Retrain is found as often as there are false alarms
-    lira_auc: float  # offline, of the first unlearned model: forget data against data that nobody trained on
-    lira_finds: Finds
-    lira_auc_floor: float  # the same for the first Retrain
-    lira_finds_floor: Finds
+    forgetting_quality: float
+    epsilon: float
+    halves: Halves | None
+    ulira_accuracy: float
+    ulira_finds: TruePositiveRates
+    lira_auc: float
+    lira_finds: TruePositiveRates
+    lira_auc_floor: float
+    lira_finds_floor: TruePositiveRates
     rmia_auc: float
-    rmia_finds: Finds
+    rmia_finds: TruePositiveRates
     rmia_auc_floor: float
-    rmia_finds_floor: Finds
+    rmia_finds_floor: TruePositiveRates
 
 
 @dataclass(frozen=True, eq=False)
 class Phis:
-    """phi under some models, one row for each: on the forget data, on outsiders, and on the population of RMIA."""
+    """The scores phi of some models, `(models, examples)`.
+
+    Attributes:
+        forget: on the forget data.
+        outsiders: on the hold-out data of the leaving clients where there is some, else on the test
+            set.
+        population: on the test set, the population of RMIA.
+    """
 
     forget: Floats
-    outsiders: Floats  # the hold-out of the leaving clients where there is one, else the test set
-    population: Floats  # the test set
+    outsiders: Floats
+    population: Floats
 
 
 def require_enough(models: int) -> None:
-    """Refuse a number of models that says nothing."""
+    """Raise an InputError where there are too few models for any measure."""
     if models < LEAST:
         raise InputError(f"--references {models} are too few: take at least {LEAST}, and 64 for claims.")
 
@@ -115,33 +164,58 @@ def require_enough(models: int) -> None:
 def gathered(
     recipe: Recipe, models: int, out: Path, cache: Path, *, reporter: Reporter, attached: Attached | None = None
 ) -> Evidence:
-    """Run the recipe's erasure with `models` other seeds, or take them from disk, and compare."""
+    """Run the recipe's erasure with other seeds, or read it from disk, and compare with Retrains.
+
+    Args:
+        recipe: the recipe.
+        models: how many other seeds.
+        out: the folder for the runs, one below it for each seed.
+        cache: the folder of trained federations.
+        reporter: told about the progress.
+        attached: methods that watch the training beside the recipe's own.
+
+    Raises:
+        InputError: if `models` is too small.
+    """
     require_enough(models)
     setup = build_setup(recipe)
-    who = evaluation_of(setup)
-    null: Set = "holdout" if len(who.examples("holdout")[1]) else "test"
-    sets = [who.examples(name) for name in ("forget", null, "test")]
+    evaluation = evaluation_of(setup)
+    null: Set = "holdout" if len(evaluation.examples("holdout")[1]) else "test"
+    sets = [evaluation.examples(name) for name in ("forget", null, "test")]
 
     def phi(params: Params) -> list[Floats]:
         return [score_examples(setup.evaluation_model, params, x, y).phi for x, y in sets]
 
-    unlearned, oracle = [], []
+    unlearned: list[list[Floats]] = []
+    oracle: list[list[Floats]] = []
     for number in range(1, models + 1):
         tried = dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number)
         run(tried, out / f"reference-{number}", cache=cache, reporter=reporter, attached=attached)
         model, _ = load_params(out / f"reference-{number}" / "request-0" / "model.safetensors")
         unlearned.append(phi(model))
         oracle.append(phi(retrained(tried, cache, reporter).state.params))
-    both = [Phis(*(np.stack(part) for part in zip(*found, strict=True))) for found in (unlearned, oracle)]
-    return compared(*both)
+    return compared(_stacked(unlearned), _stacked(oracle))
+
+
+def _stacked(by_model: list[list[Floats]]) -> Phis:
+    """Stack the scores of one model after the other into `(models, examples)` for each set."""
+    return Phis(*(np.stack(scores) for scores in zip(*by_model, strict=True)))
 
 
 def compared(unlearned: Phis, oracle: Phis) -> Evidence:
-    """Tell the two kinds of models apart in every way that there is."""
-    u, o = unlearned.forget, oracle.forget
+    """Compute all measures between unlearned models and Retrains.
+
+    Args:
+        unlearned: the scores of the unlearned models.
+        oracle: the scores of the Retrains.
+    """
+    u = unlearned.forget
+    o = oracle.forget
     duel = ulira(u, o)
-    found = [(_lira(kind, oracle), _rmia(kind, oracle)) for kind in (unlearned, oracle)]
-    (lira, rmia_), (lira_floor, rmia_floor) = found
+    lira = _lira(unlearned, oracle)
+    lira_floor = _lira(oracle, oracle)
+    rmia_ = _rmia(unlearned, oracle)
+    rmia_floor = _rmia(oracle, oracle)
     return Evidence(
         models=len(u),
         **_distances(u, o),
@@ -165,20 +239,32 @@ def is_farther(measure: str, method: float, farthest: float) -> bool:
 
 
 def _distances(unlearned: Floats, oracle: Floats) -> dict[str, float]:
-    apart, quality = klom(unlearned, oracle), forgetting_quality(unlearned, oracle)
+    divergence = klom(unlearned, oracle)
+    quality = forgetting_quality(unlearned, oracle)
     epsilon = float(np.median(quality.epsilon))
-    return {"klom": apart.mean, "klom_p95": apart.p95, "forgetting_quality": quality.score, "epsilon": epsilon}
+    return {
+        "klom": divergence.mean,
+        "klom_p95": divergence.p95,
+        "forgetting_quality": quality.score,
+        "epsilon": epsilon,
+    }
 
 
 def _in_halves(unlearned: Floats, oracle: Floats) -> Halves:
-    """Half of the models of either kind against the Retrains of the other half of the seeds.
+    """Compare half of the models of either kind with the Retrains of the other half of the seeds.
 
-    These measures depend on how many models they see, and Retrain against Retrain has only half as many to see.
+    These measures depend on the number of models, and Retrain against Retrain can use only half of
+    them.
     """
-    both = [(_distances(unlearned[a], oracle[b]), _distances(oracle[a], oracle[b])) for a, b in _halvings(len(oracle))]
+    method_distances: list[dict[str, float]] = []
+    retrain_distances: list[dict[str, float]] = []
+    for a, b in _halvings(len(oracle)):
+        method_distances.append(_distances(unlearned[a], oracle[b]))
+        retrain_distances.append(_distances(oracle[a], oracle[b]))
 
     def measured(name: str) -> InHalves:
-        method, retrain = ([found[kind][name] for found in both] for kind in (0, 1))
+        method = [distances[name] for distances in method_distances]
+        retrain = [distances[name] for distances in retrain_distances]
         farthest = min(retrain) if name == FALLING else max(retrain)
         return InHalves(float(np.mean(method)), float(np.mean(retrain)), farthest)
 
@@ -186,32 +272,34 @@ def _in_halves(unlearned: Floats, oracle: Floats) -> Halves:
 
 
 def _halvings(models: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """The same ones for every method."""
-    draw, half = np.random.default_rng(0), models // 2
+    """Yield pairs of disjoint halves of the models' numbers, the same for every method."""
+    rng = np.random.default_rng(0)
+    half = models // 2
     for _ in range(HALVINGS):
-        order = draw.permutation(models)
+        order = rng.permutation(models)
         yield order[:half], order[half : 2 * half]
 
 
-def _lira(attacked: Phis, oracle: Phis) -> tuple[float, Finds]:
-    """LiRA against the first model; its references are the Retrains of all other seeds, which saw neither set."""
+def _lira(attacked: Phis, oracle: Phis) -> tuple[float, TruePositiveRates]:
+    """Run offline LiRA on the first model; its references are the Retrains of all other seeds."""
     forget = lira_offline(attacked.forget[0], oracle.forget[1:])
     return _strength(forget, lira_offline(attacked.outsiders[0], oracle.outsiders[1:]))
 
 
-def _rmia(attacked: Phis, oracle: Phis) -> tuple[float, Finds]:
-    """RMIA against the first model, with the same references; phi is the logit of the confidence."""
+def _rmia(attacked: Phis, oracle: Phis) -> tuple[float, TruePositiveRates]:
+    """Run RMIA on the first model, with the same references; phi is the logit of the confidence."""
     population = expit(attacked.population[0]), expit(oracle.population[1:])
     sets = (attacked.forget[0], oracle.forget[1:]), (attacked.outsiders[0], oracle.outsiders[1:])
     members, outsiders = (rmia(expit(one), expit(others), *population) for one, others in sets)
     return _strength(members, outsiders)
 
 
-def _strength(members: Floats, outsiders: Floats) -> tuple[float, Finds]:
-    """The AUC, and the members found at few false alarms."""
-    few, fewest = (_found(roc(members, outsiders).tpr_at(fpr)) for fpr in FPRS)
-    return auc(members, outsiders).value, Finds(at_1=few, at_tenth=fewest)
+def _strength(members: Floats, outsiders: Floats) -> tuple[float, TruePositiveRates]:
+    """Return the AUC and the true-positive rates of an attack's scores."""
+    curve = roc(members, outsiders)
+    at_1, at_tenth = (_rate(curve.tpr_at(fpr)) for fpr in FPRS)
+    return auc(members, outsiders).value, TruePositiveRates(at_1=at_1, at_tenth=at_tenth)
 
 
-def _found(at: TprAt) -> Found:
-    return Found(at.tpr.value, at.tpr.low, at.tpr.high, at.enough)
+def _rate(at: TprAt) -> TruePositiveRate:
+    return TruePositiveRate(at.tpr.value, at.tpr.low, at.tpr.high, at.enough)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the unlearning rate without a Retrain.
+"""Choose the unlearning rate without a Retrain.
 
-A model that never saw a client treats that client's training data like its holdout data, which comes from the same
-distribution and never trained anything. So for each rate: unlearn, recover a little, and ask how well the loss tells
-the forgotten data from the holdout. An AUC of one half means that it cannot; above, the data is remembered; below, it
-is treated worse than data never seen, which is itself a trace.
+A model that never saw a client treats that client's training data like its holdout data, which
+comes from the same distribution and was never trained on. So for each rate the sweep unlearns,
+recovers for a few rounds, and measures how well the loss separates the forgotten data from the
+holdout data. An AUC of 0.5 means that it cannot; above 0.5, the data is remembered; below 0.5, it
+is treated worse than unseen data, which is itself a trace.
 
-Where the loss tells them apart not even before unlearning, the comparison is blind: the model has learnt the client's
-classes, not its samples. Then the sweep falls back on the unlearning round itself, and says so.
+Where the loss cannot separate them even before unlearning, the AUC cannot choose a rate: the model
+has learnt the client's classes, not its samples. Then the sweep decides by the unlearning round
+itself, and says so.
 """
 
 from __future__ import annotations
@@ -25,25 +27,46 @@ from fedquit.running.rows import Row
 from fedquit.running.runner import run
 from fedquit.running.training_cache import Reporter
 
-FOLLOWED = 0.8  # of the forget accuracy is gone after the unlearning round: the student has followed its teacher
+FOLLOWED = 0.8  # the share of the forget accuracy that unlearning must take away where the AUC cannot choose
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One rate and what it leads to; the rate 0 is the model before unlearning."""
+    """One rate and its results; rate 0 is the model before unlearning. Accuracies are in percent.
+
+    Attributes:
+        lr: the unlearning rate.
+        unlearned_acc: accuracy on the forget data right after the unlearning round.
+        forget_acc: accuracy on the forget data after recovery.
+        holdout_acc: accuracy on the leaving client's holdout data after recovery.
+        test_acc: accuracy on the test set after recovery.
+        auc: the probability that a forgotten example has a lower loss than a holdout example, after
+            recovery.
+        auc_low: lower end of its 95 % confidence interval.
+        auc_high: upper end of its 95 % confidence interval.
+    """
 
     lr: float
-    unlearned_acc: float  # on the forget data, right after the unlearning round
-    forget_acc: float  # after recovery, like all that follows
+    unlearned_acc: float
+    forget_acc: float
     holdout_acc: float
     test_acc: float
-    auc: float  # chance that a forgotten example has a lower loss than a holdout example
+    auc: float
     auc_low: float
     auc_high: float
 
     @classmethod
     def from_rows(cls, lr: float, unlearned: Row, row: Row) -> Candidate:
-        """From the rows of a run."""
+        """Build a candidate from two rows of a run's results.
+
+        Args:
+            lr: the rate.
+            unlearned: the row right after the unlearning round.
+            row: the row after recovery.
+
+        Raises:
+            InputError: if the run has no holdout data to compare with.
+        """
         names = [f.name for f in dataclasses.fields(cls) if f.name in row]
         if "auc" not in names:
             raise InputError("the leaving client is too small for holdout data: raise data.holdout or take another.")
@@ -51,7 +74,7 @@ class Candidate:
 
     @property
     def verdict(self) -> str:
-        """What the interval says."""
+        """By the AUC's confidence interval: "remembered", "no trace" or "worse than unseen"."""
         if self.auc_low > 0.5:
             return "remembered"
         return "worse than unseen" if self.auc_high < 0.5 else "no trace"
@@ -59,7 +82,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All rates, the model before, and which rate to take, and why."""
+    """All rates, and which one to take.
+
+    Attributes:
+        before: the model before unlearning.
+        candidates: one for each rate.
+        chosen: the rate to take; None where none can be recommended.
+        reason: why, as a phrase.
+    """
 
     before: Candidate
     candidates: tuple[Candidate, ...]
@@ -67,13 +97,13 @@ class Sweep:
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the sweep as plain values, for JSON."""
         rates = [dataclasses.asdict(c) | {"verdict": c.verdict} for c in (self.before, *self.candidates)]
         return {"rates": rates, "chosen": self.chosen.lr if self.chosen else None, "reason": self.reason}
 
 
 def parse_rates(text: str) -> list[float]:
-    """From "1e-4,3e-4"."""
+    """Read rates such as "1e-4,3e-4"; return them sorted, each once."""
     try:
         rates = [float(part) for part in text.split(",")]
     except ValueError as error:
@@ -92,23 +122,44 @@ def sweep_rates(
     cache: Path | None = None,
     reporter: Reporter | None = None,
 ) -> Sweep:
-    """Serve the recipe's first request once for each rate, each with the same few recovery rounds and no Retrain."""
+    """Run the recipe's first request once for each rate, with few recovery rounds and no Retrain.
+
+    Args:
+        recipe: the recipe; its `data.holdout` must be above 0.
+        rates: the unlearning rates to try.
+        rounds: of recovery, the same for each rate.
+        out: the folder for the runs, one below it for each rate.
+        cache: the folder of trained federations; by default `out / "cache"`.
+        reporter: told about the progress.
+
+    Returns:
+        The results of every rate, and the one to take.
+
+    Raises:
+        InputError: if there is no holdout data.
+    """
     if recipe.data.holdout == 0:
         raise InputError(
             "the sweep compares forget data with holdout data, and the recipe has none: add --set data.holdout=0.2."
         )
-    found = []
+    candidates = []
+    recover = RecoverRecipe("rounds", rounds)
     for lr in rates:
-        method, recover = {**recipe.method, "lr": lr}, RecoverRecipe("rounds", rounds)
+        method = {**recipe.method, "lr": lr}
         tried = replace(recipe, method=method, request=recipe.request[:1], recover=recover, retrain=False)
         rows = run(tried, out / f"lr-{lr:g}", cache=cache or out / "cache", reporter=reporter)["rows"]
-        at = {row["phase"]: row for row in rows}
-        found.append(Candidate.from_rows(lr, at["unlearned"], at["recovered"]))
-    return choose(Candidate.from_rows(0.0, at["original"], at["original"]), found)
+        by_phase = {row["phase"]: row for row in rows}
+        candidates.append(Candidate.from_rows(lr, by_phase["unlearned"], by_phase["recovered"]))
+    return choose(Candidate.from_rows(0.0, by_phase["original"], by_phase["original"]), candidates)
 
 
 def choose(before: Candidate, candidates: Sequence[Candidate]) -> Sweep:
-    """Name the rate to take."""
+    """Choose the rate to take.
+
+    Args:
+        before: the model before unlearning.
+        candidates: one for each rate.
+    """
     rates = tuple(candidates)
     if before.verdict == "remembered":
         clean = [c for c in rates if c.verdict == "no trace"]

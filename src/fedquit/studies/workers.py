@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several pieces of work at once, each in a process of its own: on the cores of a CPU, or on one GPU that has room.
+"""Worker processes: several jobs at once, on the cores of a CPU or on one GPU with enough memory.
 
-Tasks, answers and progress are lines of JSON between the processes; nothing is pickled. Work that shares a cache finds
-its locks there. A process that dies costs the task that it was at, not the others.
+Jobs, answers and progress are lines of JSON between the processes; nothing is pickled. Jobs that
+share a cache are kept apart by its locks. A process that dies loses the job that it was at, not the
+others.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ from typing import IO, Any, cast
 from fedquit.running.training_cache import Reporter
 from fedquit.utils.names import imported
 
-Job = dict[str, Any]  # what JSON can say
+Job = dict[str, Any]  # values that JSON can represent
 Answer = dict[str, Any]
 Work = Callable[[Job, Reporter], Answer]
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerLostError(Exception):
-    """A process ended in the middle of a task."""
+    """A worker process ended in the middle of a job."""
 
 
 class WorkerPool:
-    """Some processes that share work, for as long as the `with` lasts."""
+    """Worker processes that share jobs, for as long as the `with` block lasts."""
 
     def __init__(self, work: str, jobs: int, lane: Callable[[int], Reporter], threads: int = 0) -> None:
         """Prepare the processes; each starts when it is needed.
 
         Args:
-            work: the function that does a task, as `package.module:function`.
+            work: the function that does a job, as `package.module:function`.
             jobs: how many processes.
-            lane: who wants to know how far each process is.
-            threads: torch's, in each process; 0 leaves them as they are.
+            lane: gives, for the number of a process, the reporter of its progress.
+            threads: torch's threads in each process; 0 leaves torch's own choice.
         """
         self._workers = [_Worker(work, threads, lane(number)) for number in range(jobs)]
 
@@ -57,8 +58,9 @@ class WorkerPool:
             worker.retire()
 
     def run(self, tasks: Sequence[Job]) -> Iterator[tuple[int, Answer | WorkerLostError]]:
-        """The answer to each task, with the task's number, as they come."""
-        waiting, answers = queue.Queue[tuple[int, Job]](), queue.Queue[tuple[int, Answer | WorkerLostError]]()
+        """Yield the answer to each job, with the job's number, as they are ready."""
+        waiting = queue.Queue[tuple[int, Job]]()
+        answers = queue.Queue[tuple[int, Answer | WorkerLostError]]()
         for numbered in enumerate(tasks):
             waiting.put(numbered)
 
@@ -68,7 +70,7 @@ class WorkerPool:
                     number, task = waiting.get_nowait()
                     try:
                         answers.put((number, worker.answer(task)))
-                    except Exception as error:  # whatever it is, somebody waits for an answer
+                    except Exception as error:  # whatever it is, the caller waits for an answer
                         worker.close()
                         answers.put((number, WorkerLostError(f"the process at work on it cannot be used ({error}).")))
 
@@ -79,10 +81,11 @@ class WorkerPool:
 
 
 class _Worker:
-    """A process that does one task after the other; it is started when it is needed, and again when it has died."""
+    """A process that does one job after the other; it is started, and restarted, when needed."""
 
     def __init__(self, work: str, threads: int, reporter: Reporter) -> None:
-        self._command, self._reporter = [sys.executable, "-m", "fedquit.studies.workers", work, str(threads)], reporter
+        self._command = [sys.executable, "-m", "fedquit.studies.workers", work, str(threads)]
+        self._reporter = reporter
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()  # one thread starts the process, another may end it
         self.retired = False
@@ -90,12 +93,12 @@ class _Worker:
     def answer(self, task: Job) -> Answer | WorkerLostError:
         process = self._running()
         with suppress(BrokenPipeError):
-            _say(cast("IO[str]", process.stdin), task)
+            _write(cast("IO[str]", process.stdin), task)
         for line in cast("IO[str]", process.stdout):
-            said = json.loads(line)
-            if "answer" in said:
-                return dict(said["answer"])
-            getattr(self._reporter, said["report"])(*said["of"])
+            message = json.loads(line)
+            if "answer" in message:
+                return dict(message["answer"])
+            getattr(self._reporter, message["report"])(*message["of"])
         self.close()
         return WorkerLostError(f"the process at work on it ended with {process.returncode}: was its memory enough?")
 
@@ -104,9 +107,10 @@ class _Worker:
             if self.retired:
                 raise WorkerLostError("nothing begins once the work is over")
             if self._process is None:
-                pipe, paths = subprocess.PIPE, os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-                own = {**os.environ, "PYTHONPATH": paths}  # so that it finds what a recipe names, as we do
-                self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, env=own)
+                pipe = subprocess.PIPE
+                paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+                env = {**os.environ, "PYTHONPATH": paths}  # so that it can import what a recipe names
+                self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, env=env)
             return self._process
 
     def retire(self) -> None:
@@ -116,7 +120,7 @@ class _Worker:
         self.close()
 
     def close(self) -> None:
-        """End the process; the next task starts another."""
+        """End the process; the next job starts another."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
@@ -128,46 +132,50 @@ class _Worker:
                 cast("IO[str]", stream).close()
 
 
-def _say(stream: IO[str], what: Mapping[str, Any]) -> None:
-    stream.write(json.dumps(what) + "\n")
+def _write(stream: IO[str], message: Mapping[str, Any]) -> None:
+    stream.write(json.dumps(message) + "\n")
     stream.flush()
 
 
-class _Told:
-    """A reporter whose words go up the pipe."""
+class _PipeReporter:
+    """A reporter that sends its calls to the parent process."""
 
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe
 
     def phase(self, title: str, rounds: int | None, done: int) -> None:
-        """A phase begins, or goes on."""
-        _say(self._pipe, {"report": "phase", "of": [title, rounds, done]})
+        _write(self._pipe, {"report": "phase", "of": [title, rounds, done]})
 
     def round(self, done: int, note: str) -> None:
-        """A round is over."""
-        _say(self._pipe, {"report": "round", "of": [done, note]})
+        _write(self._pipe, {"report": "round", "of": [done, note]})
 
 
 def main(work: str, threads: int) -> None:
-    """Do what comes in, line by line, for as long as somebody is there who asks."""
+    """Do the jobs that arrive on the standard input, line by line, until it is closed.
+
+    Args:
+        work: the function that does a job, as `package.module:function`.
+        threads: torch's threads; 0 leaves torch's own choice.
+    """
     import torch
 
     if threads:
         torch.set_num_threads(threads)
     pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else prints does not disturb the lines
-    do, tasks = cast("Work", imported(work, "work")), queue.SimpleQueue[str]()
+    os.dup2(2, 1)  # other output goes to the standard error stream, not between the lines of JSON
+    do = cast("Work", imported(work, "work"))
+    jobs = queue.SimpleQueue[str]()
 
     def listen() -> None:
         for line in sys.stdin:
-            tasks.put(line)
-        os._exit(0)  # who asked has gone, perhaps killed: what is half done must not hold its locks any longer
+            jobs.put(line)
+        os._exit(0)  # the parent has ended, perhaps killed: a job that is half done must not hold its locks any longer
 
     threading.Thread(target=listen, daemon=True).start()
     while True:
-        _say(pipe, {"answer": do(json.loads(tasks.get()), _Told(pipe))})
+        _write(pipe, {"answer": do(json.loads(jobs.get()), _PipeReporter(pipe))})
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError, KeyboardInterrupt):  # who asked has gone: there is nobody to tell
+    with suppress(BrokenPipeError, KeyboardInterrupt):  # the parent has ended
         main(sys.argv[1], int(sys.argv[2]))

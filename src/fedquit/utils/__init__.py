@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and files: what every other package uses and what knows none of them."""
+"""Names, files, lazy exports and deprecated names; imports no other package."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are whole or not there: written beside their place, flushed to the disk, and renamed.
+"""Atomic writes: a file gets a temporary name, is flushed to the disk, and renamed into place.
 
-Everything that this package writes goes through here. It needs no torch, so that a report can be made without it.
+Everything that this package writes goes through here. This module needs no torch, so that a report
+can be made without.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Any
 
 from fedquit.errors import StoreError
 
-HALF_WRITTEN = re.compile(r"\.[0-9a-f]{16}$")  # how a file is called until it is whole
+HALF_WRITTEN = re.compile(r"\.[0-9a-f]{16}$")  # the ending of a temporary name
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Turn what the system says about a failed write into a sentence."""
+def _explain_write_error(path: Path) -> Iterator[None]:
+    """Turn an OSError of a write into a StoreError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -34,8 +35,18 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; what was there before stays until the new content is safe on the disk."""
-    with _told(path):
+    """Write a file whole or not at all.
+
+    Args:
+        path: the file; its folder is made where it does not exist. What it held before stays until
+            the new content is safe on the disk.
+        content: all of its bytes.
+
+    Raises:
+        StoreError: if the disk is full or the folder cannot be written to; nothing has changed
+            then.
+    """
+    with _explain_write_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name[:80]}.{secrets.token_hex(8)}")
         try:
@@ -52,14 +63,14 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def remove_half_written(folder: Path) -> None:
-    """Delete what writes that were killed have left in a folder; nobody else may be writing there."""
+    """Delete what killed writes left in a folder; nobody else may be writing there."""
     for path in folder.glob(".*"):
         if HALF_WRITTEN.search(path.name):
             path.unlink(missing_ok=True)
 
 
 def flush_folder(folder: Path) -> None:
-    """Let what was renamed in a folder reach the disk."""
+    """Flush the entries of a folder to the disk, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -68,8 +79,8 @@ def flush_folder(folder: Path) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a log, in one write: a kill leaves all of it or nothing."""
-    with _told(path):
+    """Append a line to a log in one write, so that a kill leaves all of the line or nothing."""
+    with _explain_write_error(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             content = f"{line}\n".encode()
@@ -80,13 +91,19 @@ def append_line(path: Path, line: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON that people can read, atomically."""
+    """Write a value as indented JSON, whole or not at all."""
     write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
-    """Read JSON, or say that the file is damaged."""
+    """Read a JSON file.
+
+    Raises:
+        StoreError: if the file cannot be read or is not JSON.
+    """
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read {path} ({error}): delete it and run the same command again.") from error
+        raise StoreError(
+            f"cannot read {path} ({error}): restore it from a copy, or move it away and run the same command again."
+        ) from error

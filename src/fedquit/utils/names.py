@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding things by name, in a table or as `package.module:attribute` for what users bring; and listing names."""
+"""Look things up by name: in a table, or as `package.module:attribute` for what users bring."""
 
 from __future__ import annotations
 
@@ -15,22 +15,45 @@ T = TypeVar("T")
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that does not exist: it offers the nearest one, and all of them."""
-    known, name = sorted(known), str(name)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    """Make the error for a name that does not exist; it offers the nearest one and lists all.
+
+    Args:
+        what: the kind of thing, such as "method".
+        name: the name that was given.
+        known: the names that exist.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    choice = f"choose one of {', '.join(names)}." if names else "there is none to choose from."
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UnknownNameError(f"unknown {what} {name!r}: {hint}known are {', '.join(known) or 'none'}.")
+    return UnknownNameError(f"unknown {what} {str(name)!r}: {hint}{choice}")
 
 
 def lookup(table: Mapping[str, T], name: str, what: str) -> T:
-    """The entry of a table, or an error that names the nearest one."""
+    """Return an entry of a table.
+
+    Args:
+        table: the entries by name.
+        name: the name to look up.
+        what: the kind of thing that the table holds, for the error.
+
+    Raises:
+        UnknownNameError: if there is no such entry; it offers the nearest name.
+    """
     if name not in table:
         raise unknown(what, name, table)
     return table[name]
 
 
 def refuse_unknown_options(what: str, make: Callable[..., object], options: Iterable[str], *, skip: int = 0) -> None:
-    """Refuse options that a function does not take, leaving out its first `skip` parameters."""
+    """Raise an UnknownNameError for the first option that a function does not take.
+
+    Args:
+        what: the function in words, for the error.
+        make: the function.
+        options: the names of the options that were given.
+        skip: how many of the function's first parameters are not options.
+    """
     known = list(inspect.signature(make).parameters.values())[skip:]
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known):
         return
@@ -40,7 +63,7 @@ def refuse_unknown_options(what: str, make: Callable[..., object], options: Iter
 
 
 def source_of(path: str) -> str:
-    """The source of the module behind `package.module:attribute`; "" for a name of ours, or where there is none."""
+    """Return the source of the module in `package.module:attribute`; "" where there is none."""
     if ":" not in path:
         return ""
     try:
@@ -50,7 +73,12 @@ def source_of(path: str) -> str:
 
 
 def imported(path: str, what: str) -> object:
-    """The object behind `package.module:attribute`."""
+    """Import the object that `package.module:attribute` names.
+
+    Raises:
+        UnknownNameError: if the module cannot be imported or has no such attribute; `what` names
+            the kind of thing.
+    """
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -64,8 +92,10 @@ def imported(path: str, what: str) -> object:
 
 
 def each_named(noun: str, things: Sequence[object]) -> str:
-    """As in "client 0", or "clients 0, 1 and 2"."""
-    words = [str(t) for t in things]
+    """Return a phrase such as "client 0", or "clients 0, 1 and 2"."""
+    words = [str(thing) for thing in things]
+    if not words:
+        return f"{noun}s none"
     if len(words) == 1:
         return f"{noun} {words[0]}"
-    return f"{noun}s " + " and ".join([", ".join(words[:-1]), words[-1]] if words else ["none"])
+    return f"{noun}s {', '.join(words[:-1])} and {words[-1]}"

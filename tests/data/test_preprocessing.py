@@ -141,7 +141,7 @@ def test_what_cannot_be_is_refused() -> None:
         Dataset(images(2).float(), y, images(2).float(), y, 2, look())
     with pytest.raises(InputError, match="one mean and one standard deviation"):
         Pixels((0.5,), (0.2, 0.3))
-    with pytest.raises(InputError, match="no way 'spin'"):
+    with pytest.raises(InputError, match="no augmentation 'spin'"):
         Pixels(MEAN, STD, 0, "spin")  # type: ignore[arg-type]
     assert AsStored().plain(y) is y
     assert AsStored().varied(y, y) is y
