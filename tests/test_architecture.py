@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -204,3 +205,30 @@ def test_the_package_and_its_help_load_no_torch(statement: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# What an extra brings may be imported by these modules alone; they say which extra it is.
+OF_EXTRAS = {
+    "flwr": ("fedquit.flower.", "fedquit.bench.peers"),
+    "cryptography": ("fedquit.flower.deploy.keys",),  # comes with Flower
+    "pfl": ("fedquit.bench.peers",),
+    "fluke": ("fedquit.bench.peers",),
+    "triton": ("fedquit.engine.cuda.",),  # comes with torch on Linux
+}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow"}  # whose name is not that of their package
+
+
+def test_every_import_is_of_a_declared_dependency() -> None:
+    """What merely happens to be installed with something else is not there without the extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[<>=\[ ]", line)[0] for line in project["dependencies"]}
+    graph = grimp.build_graph("fedquit", include_external_packages=True, cache_dir=None)
+    external = {module for module in graph.modules if module.partition(".")[0] != "fedquit"}
+    for module in external:
+        top = module.partition(".")[0]
+        importers = graph.find_modules_that_directly_import(module)
+        if top in sys.stdlib_module_names or DISTRIBUTIONS.get(top, top) in declared:
+            continue
+        assert top in OF_EXTRAS, f"{top} is imported by {sorted(importers)} and not declared in pyproject.toml"
+        strangers = [importer for importer in importers if not importer.startswith(OF_EXTRAS[top])]
+        assert not strangers, f"{top} comes with an extra and is imported by {strangers}"
