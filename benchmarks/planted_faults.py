@@ -38,26 +38,31 @@ class Fault:
     """One changed piece of one line, and the test files that must notice."""
 
     name: str
-    file: str  # below src/fedquit
+    file: str  # below src/fedquit; a pattern where the line may stand in one of several files
     old: str
     new: str
     tests: tuple[str, ...]
 
-    def planted(self, text: str) -> str:
-        """The file's text with the fault in it.
+    def located(self, tree: Path) -> Path:
+        """The file with the line to break.
 
         Args:
-            text: The file as it is.
+            tree: A checkout.
 
         Raises:
-            PlantError: If `old` does not occur exactly once.
+            PlantError: If `old` does not occur exactly once in the files.
         """
-        count = text.count(self.old)
+        texts = {path: path.read_text(encoding="utf-8") for path in (tree / "src" / "fedquit").glob(self.file)}
+        count = sum(text.count(self.old) for text in texts.values())
         if count != 1:
             raise PlantError(
                 f"{self.name}: {self.old!r} occurs {count} times in src/fedquit/{self.file}, not once; "
                 "name the line that does its work now in benchmarks/planted_faults.toml."
             )
+        return next(path for path, text in texts.items() if self.old in text)
+
+    def planted(self, text: str) -> str:
+        """A file's text with the fault in it."""
         return text.replace(self.old, self.new)
 
 
@@ -113,12 +118,12 @@ def tried(fault: Fault, tree: Path) -> str:
     Returns:
         "caught", "NOT CAUGHT", or why nothing could be said.
     """
-    path = tree / "src" / "fedquit" / fault.file
-    text = path.read_text(encoding="utf-8")
     try:
-        path.write_text(fault.planted(text), encoding="utf-8")
+        path = fault.located(tree)
     except PlantError as error:
         return f"NOT PLANTED: {error}"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(fault.planted(text), encoding="utf-8")
     try:
         code, printed = run_tests(tree, fault.tests, limit=LIMIT, stop_at_first=True)
     finally:

@@ -54,6 +54,7 @@ class Plant:
 
 PLANTS = [
     Plant(LAYERS, "core/params.py", "import fedquit.report"),
+    Plant(LAYERS, "core/params.py", "from fedquit import unlearn"),
     Plant(LAYERS, "errors.py", "from fedquit.utils import names"),
     Plant(LAYERS, "utils/files.py", "def late() -> None:\n    import fedquit.cli.screen"),
     Plant(LAYERS, "data/partition.py", "from fedquit.running.recipe import Recipe"),
@@ -65,7 +66,7 @@ PLANTS = [
     Plant(CORE, "core/params.py", "from fedquit.core.method import Method"),
     Plant(ENGINE, "engine/plan.py", "from fedquit.engine import sequential"),
     Plant(ENGINE, "engine/sequential.py", "from fedquit.engine.stacked import engine"),
-    Plant(CUDA, "engine/cuda/ops.py", "from fedquit.engine.stacked import engine"),
+    Plant(CUDA, "engine/cuda/planted.py", "from fedquit.engine.stacked import engine"),
     Plant(AUDIT, "audit/scores.py", "from fedquit.audit.attacks import lira"),
     Plant(AUDIT, "audit/metrics/klom.py", "from fedquit.audit import evaluation"),
     Plant(RUNNING, "running/store.py", "from fedquit.running.session import Session"),
@@ -82,15 +83,16 @@ PLANTS = [
     Plant(RESULTS, "results/__init__.py", "import torch"),
     Plant(RESULTS, "results/planted.py", "from matplotlib import pyplot"),
     Plant(RESULTS, "results/planted.py", "from fedquit.core.types import Request"),
+    Plant(RESULTS, "results/planted.py", "from fedquit import unlearn"),
     Plant(REPORT, "report/words.py", "import torch.nn"),
     Plant(REPORT, "report/page.py", "from fedquit.running.runner import perform"),
     Plant(NODE, "flower/client.py", "from fedquit.flower import ledger"),
-    Plant(NODE, "flower/wire.py", "from fedquit.flower.roster import Member"),
+    Plant(NODE, "flower/outbox.py", "from fedquit.flower.roster import Member"),
     Plant(DEPLOY, "flower/deploy/stack.py", "from fedquit.flower import server"),
     Plant(FLOWER, "running/session.py", "import flwr"),
     Plant(FLOWER, "cli/flower.py", "def late() -> None:\n    from flwr.common import Message"),
     Plant(TRANSFORMERS, "distill/unlearning.py", "from transformers import AutoModel"),
-    Plant(TRITON, "engine/stacked/cpu_ops.py", "import triton.language as tl"),
+    Plant(TRITON, "engine/stacked/planted.py", "import triton.language as tl"),
     Plant(TYPER, "studies/sweep.py", "import typer"),
     Plant(PICKLE, "utils/files.py", "import pickle"),
     Plant(PICKLE, "data/cifar.py", "def late() -> None:\n    from shelve import open"),
@@ -168,7 +170,7 @@ def test_the_layers_are_exhaustive() -> None:
     (layers,) = [c for c in options["contracts"] if c["name"] == LAYERS]
     assert layers["exhaustive"]
     assert "exhaustive_ignores" not in layers
-    assert "ignore_imports" not in layers
+    assert layers["ignore_imports"] == ["fedquit.utils.version -> fedquit"]
 
 
 def test_no_module_bears_the_name_of_a_function_of_the_public_api() -> None:
