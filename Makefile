@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 EXTRAS := flower,transformers,dev
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo setup test test-core test-all test-kernels test-faults faults-planted bench bench-cuda check format hooks clean
+.PHONY: demo setup environments test test-core test-all test-kernels test-faults faults-planted bench bench-cuda check format hooks clean
 
 # What can turn out differently without the extras: imports, the command line, the wheel, the list of networks, recipes
 # at their smallest size, a run from the request to the report. All else is the same code on the same packages.
@@ -47,7 +47,7 @@ test-core: $(VENV)-core/.ready
 # Triton's interpreter runs the GPU's kernels on a CPU, slowly; Triton alone is fetched, beside the environment.
 test-kernels: setup
 	test -d $(VENV)/kernels || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/kernels triton==3.9.0
-	PYTHONPATH=$(VENV)/kernels TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/engine/test_kernels.py
+	OMP_NUM_THREADS=1 PYTHONPATH=$(VENV)/kernels TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n auto tests/engine/test_kernels.py
 
 # The other frameworks have an environment of their own: pfl needs an older attrs than Flower's is tested with.
 bench: $(VENV)-bench/.ready
@@ -74,6 +74,8 @@ format: setup
 	$(BIN)/ruff format
 
 setup: $(VENV)/.ready
+
+environments: $(VENV)/.ready $(VENV)-core/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(call install,$(VENV),$(EXTRAS))
