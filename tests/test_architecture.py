@@ -209,6 +209,14 @@ def test_the_package_and_its_help_load_no_torch(statement: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_reading_a_recipe_loads_nothing_that_only_an_evaluation_needs() -> None:
+    """Every worker process, ClientApp and command reads one: scipy and scikit-learn take as long as torch."""
+    program = QUICK.format(statement="import fedquit.running.recipe").replace('"torch", ', "")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # What an extra brings may be imported by these modules alone; they say which extra it is.
 OF_EXTRAS = {
     "flwr": ("fedquit.flower.", "fedquit.bench.peers"),
