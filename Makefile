@@ -11,7 +11,12 @@ BIN := $(VENV)/bin
 EXTRAS := flower,transformers,dev
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo setup test test-core test-all test-kernels test-faults bench bench-cuda check format clean
+.PHONY: demo setup environments test test-core test-all test-kernels test-faults faults-planted bench bench-cuda check format hooks clean
+
+# What can turn out differently without the extras: imports, the command line, the wheel, the list of networks, recipes
+# at their smallest size, a run from the request to the report. All else is the same code on the same packages.
+CORE_TESTS := tests/test_without_extras.py tests/test_architecture.py tests/test_cli.py tests/test_packaging.py \
+  tests/test_public_api.py tests/test_recipe.py tests/test_smoke.py tests/models
 
 demo: setup
 	$(BIN)/fedquit demo
@@ -23,19 +28,26 @@ test: setup
 test-all: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not faults"
 
-# Real federations on this machine whose processes are killed: mostly waiting, so two at a time. A quarter of an hour.
+# Real federations on this machine whose processes are killed. They also wait (for a node that was killed, a minute), so
+# three at a time on two cores.
 test-faults: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -n 2 -m faults
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -n 3 --dist worksteal -m faults tests/flower
 
-# The package must work without its extras: an environment that has none of them runs the tests that need none.
+# Faults that are planted in a copy of the tree, one at a time, and must be caught by the tests named with each.
+faults-planted: setup
+	$(BIN)/python benchmarks/planted_faults.py
+
+# The package must work without its extras: in an environment that has none of them all tests can be collected, and
+# those run whose outcome can depend on it.
 test-core: $(VENV)-core/.ready
 	$(VENV)-core/bin/python -c "import importlib.util as u; assert not u.find_spec('flwr') and not u.find_spec('transformers')"
-	OMP_NUM_THREADS=1 $(VENV)-core/bin/python -m pytest -n auto -m "not slow and not flower and not transformers"
+	$(VENV)-core/bin/python -m pytest --collect-only -qq > /dev/null
+	OMP_NUM_THREADS=1 $(VENV)-core/bin/python -m pytest -n auto -m "not slow and not flower and not transformers" $(CORE_TESTS)
 
 # Triton's interpreter runs the GPU's kernels on a CPU, slowly; Triton alone is fetched, beside the environment.
 test-kernels: setup
 	test -d $(VENV)/kernels || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/kernels triton==3.9.0
-	PYTHONPATH=$(VENV)/kernels TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/engine/test_kernels.py
+	OMP_NUM_THREADS=1 PYTHONPATH=$(VENV)/kernels TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n auto tests/engine/test_kernels.py
 
 # The other frameworks have an environment of their own: pfl needs an older attrs than Flower's is tested with.
 bench: $(VENV)-bench/.ready
@@ -52,11 +64,18 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/python -m pip check
 
+# Git runs the checks before every commit: the hooks are the project's own tools, nothing is fetched.
+hooks: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt pre-commit
+	$(BIN)/pre-commit install
+
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 setup: $(VENV)/.ready
+
+environments: $(VENV)/.ready $(VENV)-core/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(call install,$(VENV),$(EXTRAS))

@@ -227,14 +227,93 @@ class Recipe:
     @property
     def hash(self) -> str:
         """A short name of all that it says; of a partition file it knows the name alone."""
-        return hash_of(self.to_dict())
+        return hash_of(self.to_dict(), type(self))
 
 
-def hash_of(recipe: Mapping[str, Any]) -> str:
-    """The hash of a recipe in plain values, as a record holds it."""
+def hash_of(recipe: Mapping[str, Any], schema: type = Recipe) -> str:
+    """The hash of a recipe in plain values, as a record holds it.
+
+    Args:
+        recipe: What `Recipe.to_dict` returns, or what a record of any version holds.
+        schema: The class whose fields are the recipe's keys.
+
+    Returns:
+        16 hexadecimal digits.
+    """
     data = {**recipe["data"], "partition_file": Path(recipe["data"]["partition_file"]).name}
-    said = json.dumps({**recipe, "data": data}, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+    hashed = without_later_defaults({**recipe, "data": data}, schema)
+    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+# The keys of schema 1, by section. They are always part of a recipe's hash; never add one. A key that is added to the
+# classes above enters the hash only where it differs from its default, so that older recipes keep theirs.
+FIRST_KEYS: Mapping[str, frozenset[str]] = {
+    "": frozenset(
+        ("title", "seed", "data", "model", "train", "request", "method", "recover", "retrain", "evaluate", "engine")
+    ),
+    "data": frozenset(
+        ("name", "options", "partition", "clients", "alpha", "partition_file", "seed", "holdout", "public")
+    ),
+    "model": frozenset(("name", "options", "dtype")),
+    "train": frozenset(
+        (
+            *("rounds", "clients_per_round", "epochs", "batch_size", "optimizer"),
+            *("lr", "lr_decay", "momentum", "weight_decay", "clip"),
+        )
+    ),
+    "request": frozenset(("kind", "clients", "samples", "choose", "anew", "rounds")),
+    "recover": frozenset(("until", "max_rounds", "budgets")),
+    "evaluate": frozenset(("attacks", "relearn", "backdoor", "backdoor_target", "backdoor_size")),
+    "engine": frozenset(("name", "threads", "device", "precision", "width")),
+}
+
+
+def without_later_defaults(plain: Mapping[str, Any], schema: type = Recipe, section: str = "") -> dict[str, Any]:
+    """A recipe, or one section of it, without the keys that were added after schema 1 and have their default.
+
+    Args:
+        plain: The recipe in plain values; keys that `schema` does not know are kept.
+        schema: The dataclass whose fields are its keys.
+        section: The section's name; empty for the whole recipe.
+
+    Returns:
+        The values that enter the hash.
+    """
+    hints = get_type_hints(schema)
+    known = {f.name: f for f in fields(schema)}
+    first = FIRST_KEYS.get(section, frozenset())
+    hashed: dict[str, Any] = {}
+    for key, value in plain.items():
+        inner = _section_class(hints.get(key))
+        if inner and isinstance(value, Mapping):
+            part: Any = without_later_defaults(value, inner, key)
+            differs = bool(part)
+        elif inner and isinstance(value, list):
+            part = [without_later_defaults(entry, inner, key) for entry in value]
+            differs = bool(part)
+        else:
+            part = value
+            differs = value != _default(known.get(key))
+        if key in first or differs:
+            hashed[key] = part
+    return hashed
+
+
+def _section_class(hint: Any) -> type | None:  # noqa: ANN401 - any annotation
+    """The dataclass behind a section, or behind each entry of a list of sections."""
+    if get_origin(hint) is tuple:
+        hint = get_args(hint)[0]
+    return hint if isinstance(hint, type) and is_dataclass(hint) else None
+
+
+def _default(key: dataclasses.Field[Any] | None) -> Any:  # noqa: ANN401 - of any type
+    """A key's default in plain values; of a key that has none or is unknown, what equals no value."""
+    if key is None:
+        return dataclasses.MISSING
+    if key.default_factory is not dataclasses.MISSING:
+        return _jsonable(key.default_factory())
+    return _jsonable(key.default)
 
 
 def _jsonable(value: Any) -> Any:  # noqa: ANN401 - by nature

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
-from scipy.stats import beta, norm, rankdata
 
 from fedquit.audit.scores import Floats
 from fedquit.errors import InputError
@@ -92,6 +90,9 @@ def auc(scores_members: npt.ArrayLike, scores_outsiders: npt.ArrayLike, confiden
     The interval is Newcombe's score interval on Hanley and McNeil's variance (Statistics in Medicine 2006, method 5):
     it has a width even where the separation is perfect, where the usual standard error is 0.
     """
+    from scipy.optimize import brentq  # scipy takes half a second, and every recipe names attacks
+    from scipy.stats import norm, rankdata
+
     members, outsiders = _scores(scores_members, scores_outsiders)
     m, n = len(members), len(outsiders)
     ranks = rankdata(np.concatenate([members, outsiders]))
@@ -110,6 +111,8 @@ def auc(scores_members: npt.ArrayLike, scores_outsiders: npt.ArrayLike, confiden
 
 def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> Interval:
     """The exact interval of a share: it covers the truth at least as often as it says."""
+    from scipy.stats import beta
+
     if not 0 <= hits <= trials or trials < 1:
         raise InputError(f"{hits} of {trials} is not a share.")
     tail = (1 - confidence) / 2

@@ -9,7 +9,6 @@ share of the forget data it takes for retain data. It is neither of Song and Mit
 from __future__ import annotations
 
 import numpy as np
-from sklearn.svm import SVC
 
 from fedquit.audit.scores import Floats, Scores
 from fedquit.errors import InputError
@@ -30,6 +29,8 @@ def svc(members: Floats, outsiders: Floats, suspects: Floats, *, seed: int, grid
     at most 2,002 points in place of 20,000. The kernel has width 1 and does not see a thousandth; the answer moves by
     less than the solver's own tolerance does (about 0.1 points). Suspects are not rounded. `grid=0` fits every point.
     """
+    from sklearn.svm import SVC  # takes half a second, and every recipe names this attack
+
     if not (len(members) and len(outsiders) and len(suspects)):
         raise InputError("an attack needs at least one member, outsider and suspect.")
     draw = np.random.default_rng(seed)

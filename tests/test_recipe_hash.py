@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hash names a recipe in every record: it must stay the same from version to version."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from fedquit.running import recipe as module
+from fedquit.running.recipe import (
+    FIRST_KEYS,
+    EventRecipe,
+    Recipe,
+    TrainRecipe,
+    build,
+    hash_of,
+    load,
+    without_later_defaults,
+)
+
+HASHES: dict[str, str] = json.loads(Path(__file__).with_name("recipe_hashes.json").read_text())
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_a_packaged_recipe_keeps_its_hash(name: str) -> None:
+    assert load(name).hash == HASHES[name]
+
+
+@dataclass(frozen=True)
+class LaterTrain(TrainRecipe):
+    nesterov: bool = False
+    milestones: tuple[int, ...] = (10, 20)
+
+
+@dataclass(frozen=True)
+class LaterEvent(EventRecipe):
+    classes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Privacy:
+    noise: float = float("inf")
+    clip: float = 1.0
+
+
+@dataclass(frozen=True)
+class LaterRecipe(Recipe):
+    """A recipe of a later version, with new keys in a section, in every request, at the top, and a new section."""
+
+    train: LaterTrain = LaterTrain()
+    request: tuple[LaterEvent, ...] = (LaterEvent(clients=(0,)),)
+    privacy: Privacy = Privacy()
+    tags: dict[str, Any] = field(default_factory=dict)
+
+
+def later(name: str, **changes: Any) -> LaterRecipe:
+    plain = load(name).to_dict()
+    for key, value in changes.items():
+        section, _, inner = key.partition("__")
+        if not inner:
+            plain[section] = value
+        elif section == "request":
+            plain[section][0][inner] = value
+        else:
+            plain.setdefault(section, {})[inner] = value
+    return build(LaterRecipe, plain, "recipe")
+
+
+@pytest.mark.parametrize("name", ["demo", "settings/cifar100-lda", "budgets/iid"])
+def test_a_key_added_later_leaves_the_hash_alone_at_its_default(name: str) -> None:
+    recipe = later(name)
+    assert "nesterov" in recipe.to_dict()["train"], "a record says every key"
+    assert recipe.to_dict()["privacy"] == {"noise": "inf", "clip": 1.0}
+    assert recipe.hash == load(name).hash == HASHES[name]
+    assert hash_of(json.loads(json.dumps(recipe.to_dict())), LaterRecipe) == HASHES[name]
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"train__nesterov": True},
+    {"train__milestones": [10]},
+    {"request__classes": [3]},
+    {"privacy__noise": 0.5},
+    {"privacy__clip": 2.0},
+    {"tags": {"a": 1}},
+]
+
+
+def test_a_key_added_later_changes_the_hash_where_it_differs() -> None:
+    hashes = [later("demo", **change).hash for change in CHANGES]
+    assert len({HASHES["demo"], *hashes}) == len(CHANGES) + 1
+
+
+def test_a_key_of_the_first_schema_is_hashed_at_its_default_too() -> None:
+    plain = load("demo").to_dict()
+    assert without_later_defaults(plain) == plain
+
+
+def test_an_unknown_key_of_a_later_record_is_hashed() -> None:
+    plain = load("demo").to_dict()
+    assert hash_of({**plain, "unknown": 0}) != hash_of(plain)
+
+
+def test_the_first_keys_are_still_there() -> None:
+    """A key that is taken away or renamed would change the hash of every recipe."""
+    sections = get_type_hints(Recipe)
+    for section, keys in FIRST_KEYS.items():
+        schema = module._section_class(sections[section]) if section else Recipe
+        assert schema
+        assert keys <= {f.name for f in fields(schema)}
