@@ -9,6 +9,7 @@ What is missing is somebody who starts it. That is `serve`.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import queue
 import secrets
 import subprocess
@@ -42,6 +43,11 @@ COMPLETED, STOPPED = "finished:completed", "finished:stopped"
 LOST_AFTER = 150.0  # seconds in which a SuperLink notices by itself that a ServerApp is gone
 UNKNOWN_RUN = "Run ID not found"  # in Flower's words
 ASKED_AGAIN = 1.0  # seconds between two questions about a run
+OPEN_PORT = (
+    "warning: whoever can reach {address} can run code on this machine and on every node, with TLS and registered keys "
+    "too, because Flower's control API asks for no authentication; keep the port behind a firewall or a tunnel "
+    "(see SECURITY.md)."
+)
 
 
 @dataclass(frozen=True)
@@ -215,6 +221,19 @@ class Link:
         if not host or not port.isdigit():
             raise InputError(f"{self.address!r} is no address: write host:port, for example {HERE}:9092.")
 
+    @property
+    def host(self) -> str:
+        """The address without its port."""
+        return self.address.rpartition(":")[0]
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it. A name other than localhost may stand for any address: it cannot."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
 
 def serve(
     plan: Plan,
@@ -248,10 +267,12 @@ def serve(
 
 
 def _superlink(guard: Guard, link: Link, folder: Path, say: Say) -> Keeper:
-    host, _, port = link.address.rpartition(":")
-    command = superlink_command(int(port), folder / DATABASE, link.tls, link.mode, host)
+    _, _, port = link.address.rpartition(":")
+    command = superlink_command(int(port), folder / DATABASE, link.tls, link.mode, link.host)
     log = folder / "logs" / "superlink.log"
     say(f"the SuperLink starts on {link.address}; its log is {log}.")
+    if not link.is_loopback:
+        say(OPEN_PORT.format(address=link.address))
     return Keeper(guard, "superlink", command, log, environment(folder / "flower-home"), say=say).start()
 
 
