@@ -88,6 +88,46 @@ def test_a_question_arrives_as_it_was_sent(
     assert len(content.array_records) == len({id(p) for p in sent.values()}), "under two names it travels once"
 
 
+TASKS_ON_THE_WIRE = {
+    "fedquit.fedavg:Learn",
+    "fedquit.methods.ascent:Climb",
+    "fedquit.methods.fedau:LearnBoth",
+    "fedquit.methods.fedau:SendHead",
+    "fedquit.methods.fedau:TrainHead",
+    "fedquit.methods.fedosd:Unlikely",
+    "fedquit.methods.fedquit:Distill",
+    "fedquit.methods.fedunran:Mislabel",
+    "fedquit.methods.fukd:Imitate",
+    "fedquit.methods.fused:TrainAdapters",
+    "fedquit.methods.mode:Guide",
+    "fedquit.methods.pga:Ascend",
+}
+
+
+def test_names_on_the_wire_stay_those_of_the_first_release(toy_start: Params) -> None:
+    """A server and its nodes are upgraded one after another: a name that changes would part them."""
+    question = wire.Question(Ask(Learn(), (3,), "all", {"start": toy_start}, Address(0, "train")), "abc")
+    asked = wire.question_to_records(question)
+    assert set(asked) == {"fedquit.ask", "fedquit.set0"}
+    words = json.loads(str(asked.config_records["fedquit.ask"]["words"]))
+    assert list(words) == [
+        "task", "client", "split", "sent", "address", "federation", "number", "serving", "verdicts",
+    ]  # fmt: skip
+    assert list(words["address"]) == ["seed", "phase", "round", "question"]
+    assert words["serving"] == {"kind": "", "request": ""}
+    assert list(words["task"]) == ["name", "fields"]
+    answered = wire.answer_to_records(wire.Answer(Reply(3, toy_start, 5), (wire.Pending("a", "client"),)), question)
+    assert set(answered) == {"fedquit.reply", "fedquit.params"}
+    words = json.loads(str(answered.config_records["fedquit.reply"]["words"]))
+    assert list(words) == ["question", "examples", "loss", "forget-pending", "settled"]
+    assert words["question"] == "abc/0/3"
+    assert words["forget-pending"] == [{"request": "a", "kind": "client"}]
+    wire.stamp_like(answered, asked)
+    assert "nonce" in answered.config_records["fedquit.reply"]
+    ours = {name for name in wire.known_tasks() if name.startswith("fedquit.")}
+    assert ours == TASKS_ON_THE_WIRE
+
+
 @settings(max_examples=60)
 @given(
     params=st.dictionaries(names, tensors().filter(lambda t: bool(torch.isfinite(t).all())), min_size=1, max_size=4),

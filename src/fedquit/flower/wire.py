@@ -28,7 +28,7 @@ from fedquit.flower.outbox import require_id
 from fedquit.running.recipe import build
 from fedquit.utils.names import lookup
 
-ASK, REPLY, PARAMS = "fedquit.ask", "fedquit.reply", "fedquit.core.params"
+ASK, REPLY, PARAMS = "fedquit.ask", "fedquit.reply", "fedquit.params"
 WIRE_MODULES = {"fedquit.core.fedavg": "fedquit.fedavg"}
 NONCE = "nonce"  # beside the words, both ways
 SET = "fedquit.set"  # and a number: one set of parameters of a question
