@@ -327,7 +327,7 @@ def said_of_itself(**changes: Any) -> Spoil:
 
     def spoil(reply: Message) -> list[Message]:
         if reply.metadata.message_type.startswith("query"):
-            words = wire.words_from_records(reply.content) | changes
+            words = wire.body_from_records(reply.content) | changes
             reply.content.config_records[wire.REPLY]["words"] = json.dumps(words)
         return [reply]
 

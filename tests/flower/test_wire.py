@@ -122,7 +122,7 @@ def test_names_on_the_wire_stay_those_of_the_first_release(toy_start: Params) ->
     assert list(words) == ["question", "examples", "loss", "forget-pending", "settled"]
     assert words["question"] == "abc/0/3"
     assert words["forget-pending"] == [{"request": "a", "kind": "client"}]
-    wire.stamp_like(answered, asked)
+    wire.return_nonce(answered, asked)
     assert "nonce" in answered.config_records["fedquit.reply"]
     ours = {name for name in wire.known_tasks() if name.startswith("fedquit.")}
     assert ours == TASKS_ON_THE_WIRE
@@ -146,7 +146,7 @@ def test_an_answer_arrives_as_it_was_sent(
     question = wire.Question(Ask(Learn(), (3,), "all", {}, Address(0, "train")), "abc")
     answer = wire.Answer(Reply(3, params, examples, loss), tuple(pending), ("x",))
     content = travelled(wire.answer_to_records(answer, question))
-    found = wire.answer_from_records(content, question, wire.Expected(params, whole=True))
+    found = wire.answer_from_records(content, question, wire.ExpectedReply(params, whole=True))
     assert equal(found.reply.params, params)
     assert (found.reply.client, found.reply.examples, found.pending, found.settled) == (
         3,
@@ -161,7 +161,7 @@ def test_parameters_come_back_in_the_servers_order() -> None:
     like = {"b": torch.zeros(2), "a": torch.zeros(1)}
     question = wire.Question(Ask(Learn(), (3,), "all", {"start": like}, Address(0, "train")), "abc")
     turned = wire.answer_to_records(wire.Answer(Reply(3, dict(reversed(like.items())), 1)), question)
-    found = wire.answer_from_records(turned, question, wire.Expected(like, whole=True))
+    found = wire.answer_from_records(turned, question, wire.ExpectedReply(like, whole=True))
     assert list(found.reply.params) == ["b", "a"]
 
 
@@ -216,7 +216,7 @@ class Odd(Task):
 
 def test_what_cannot_travel_is_refused_before_it_is_sent() -> None:
     with pytest.raises(InputError, match="only scalars can travel"):
-        wire.task_to_words(Odd())
+        wire.task_to_body(Odd())
     with pytest.raises(InputError, match=r"bfloat16, which Flower cannot carry"):
         wire.params_to_record({"a": torch.zeros(1, dtype=torch.bfloat16)})
 
@@ -234,18 +234,18 @@ def test_what_cannot_travel_is_refused_before_it_is_sent() -> None:
     ],
 )  # fmt: skip
 def test_a_tensor_that_is_none_is_refused_before_memory_is_taken(array: Array) -> None:
-    with pytest.raises(wire.Refused, match="cannot be read"):
+    with pytest.raises(wire.InvalidMessage, match="cannot be read"):
         wire.params_from_record(ArrayRecord({"a": array}))
 
 
 def test_what_may_come_back_is_what_the_task_answers(toy_model: FunctionalModel, toy_start: Params) -> None:
-    learn = wire.expected_of(Learn(), toy_model, {"start": toy_start})
+    learn = wire.expected_reply(Learn(), toy_model, {"start": toy_start})
     assert learn.whole
     assert list(learn.like) == list(toy_start)
     adapters = {"adapter:x": torch.zeros(3)}
-    fused = wire.expected_of(TrainAdapters(), toy_model, {"start": {"x": torch.zeros(30)}, "adapters": adapters})
+    fused = wire.expected_reply(TrainAdapters(), toy_model, {"start": {"x": torch.zeros(30)}, "adapters": adapters})
     assert fused.whole
     assert list(fused.like) == ["adapter:x"]
-    ascend = wire.expected_of(Ascend(), toy_model, {"start": toy_start})  # needs what only the client has
+    ascend = wire.expected_reply(Ascend(), toy_model, {"start": toy_start})  # needs what only the client has
     assert not ascend.whole
     assert list(ascend.like) == list(toy_start)
