@@ -18,10 +18,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedquit.flower.deploy.commands import Mode, Value
 from fedquit.flower.deploy.demo import app_folder
-from fedquit.flower.deploy.processes import DeploymentError, Pauses
-from fedquit.flower.deploy.stack import Mode, Stack, Value
-from fedquit.flower.deploy.supervision import STATE, Plan, see_through
+from fedquit.flower.deploy.errors import DeploymentError
+from fedquit.flower.deploy.processes import Backoff
+from fedquit.flower.deploy.stack import Stack
+from fedquit.flower.deploy.supervision import STATE, Plan, run_until_finished
 from fedquit.flower.outbox import Entry, Outbox
 
 SHORT: dict[str, Value] = {"fedquit.train.rounds": 2, "fedquit.recover-rounds": 1}
@@ -55,7 +57,7 @@ class Federation:
         settings: Mapping[str, Value] | None = None,
         mode: Mode = "secure",
         app: Path | None = None,
-        way: Callable[[str], str] = str,
+        node_target: Callable[[str], str] = str,
     ) -> None:
         self.folder, self.state, self.app = folder, folder / "state", app or app_folder()
         self.homes = [folder / "homes" / f"partition-{i}" for i in range(nodes)]
@@ -75,7 +77,7 @@ class Federation:
         }
         if mode == "simulation":
             self.settings["fedquit.home"] = str(folder / "homes")
-        self.stack = Stack(folder / "stack", own, mode=mode, timeout=LONG, say=self._say, way=way)
+        self.stack = Stack(folder / "stack", own, mode=mode, timeout=LONG, say=self._say, node_target=node_target)
         self.said: list[str] = []  # by those who keep things running
         self.heard: list[str] = []  # from the run's log
         self.failure: BaseException | None = None
@@ -95,13 +97,15 @@ class Federation:
 
     def begin(self, *, attempts: int = 5) -> None:
         """Submit the run, and see it through in the background."""
-        pauses = Pauses(1.0, 1.0, attempts=attempts)
-        plan = Plan(self.app, self.settings, self.virtual, pauses=pauses, patience=LONG)
+        backoff = Backoff(1.0, 1.0, attempts=attempts)
+        plan = Plan(self.app, self.settings, self.virtual, backoff=backoff, patience=LONG)
         memo, link = self.folder / "run.json", self.stack.superlink
 
         def work() -> None:
             try:
-                see_through(plan, self.stack.control, memo, superlink=link, say=self._say, hear=self.heard.append)
+                run_until_finished(
+                    plan, self.stack.control, memo, superlink=link, say=self._say, hear=self.heard.append
+                )
             except BaseException as error:
                 self.failure = error
 

@@ -22,8 +22,9 @@ from pathlib import Path
 import pytest
 
 from fedquit.flower.deploy.demo import app_folder
+from fedquit.flower.deploy.environment import free_ports
+from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import make_node_key, make_tls
-from fedquit.flower.deploy.processes import DeploymentError, free_ports
 from fedquit.flower.outbox import Outbox
 from flower.real_world import LONG, Federation, places_in, running_in
 from flower.scales import Scales
@@ -101,7 +102,7 @@ def test_the_request_is_served_once_whatever_is_killed(name: str, tmp_path: Path
         assert_nothing_old_is_left(fed)
         if fault.killed is not the_leaving_node_for_good:
             assert Outbox(fed.homes[LEAVING]).get(asked.id).status == "served"
-    assert fed.stack.left == [], "no process is left"
+    assert fed.stack.process_ids == [], "no process is left"
     if not missed:
         pytest.skip("all went well, but on this busy machine the kill came too late to be felt")
 
@@ -184,7 +185,7 @@ def test_answers_that_cannot_be_used_are_refused_and_the_rounds_go_on(tmp_path: 
         heard = Counter(e["client"] for e in fed.events if e["event"] == "reply")
         bad = Counter(node for _, node in SAID)
         assert heard == {fed.number(node): rounds - bad[node] for node in range(nodes)}
-    assert fed.stack.left == []
+    assert fed.stack.process_ids == []
 
 
 def test_what_passes_over_the_network_is_what_was_counted_and_the_stated_overhead(tmp_path: Path) -> None:
@@ -199,7 +200,10 @@ def test_what_passes_over_the_network_is_what_was_counted_and_the_stated_overhea
     assert last in task.read_text()
     task.write_text(task.read_text().replace(last, "nn.Linear(128, 16000), nn.ReLU(), nn.Linear(16000, 10)"))
     once = {"train.rounds": 1}
-    with contextlib.closing(Scales()) as scales, Federation(tmp_path, 2, once, app=app, way=scales.way_to) as fed:
+    with (
+        contextlib.closing(Scales()) as scales,
+        Federation(tmp_path, 2, once, app=app, node_target=scales.way_to) as fed,
+    ):
         fed.begin()
         fed.until("is here")
         fed.ask(LEAVING)
@@ -318,7 +322,7 @@ def test_a_supervisor_attached_to_somebody_elses_superlink_is_killed_and_the_nex
         assert said.count(" started.") == 1, "the run went on without its supervisor, and was not submitted again"
         assert said.count("has finished.") == 1 + 1, "in the log, and in the last line"
         assert_training_is_whole(fed)
-    assert fed.stack.left == []
+    assert fed.stack.process_ids == []
 
 
 def wait_for(holds: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fedquit.flower.deploy import supervision
+from fedquit.flower.deploy import service
+from fedquit.flower.deploy.control import Control
+from fedquit.flower.deploy.environment import environment, free_ports, program
 from fedquit.flower.deploy.keys import make_node_key
-from fedquit.flower.deploy.processes import environment, free_ports, program
-from fedquit.flower.deploy.stack import Control, Stack
-from fedquit.flower.deploy.supervision import Link, Plan, serve
+from fedquit.flower.deploy.service import Link, serve
+from fedquit.flower.deploy.stack import Stack
+from fedquit.flower.deploy.supervision import Plan
 from flower.real_world import LONG
 
 pytestmark = pytest.mark.flower
@@ -28,8 +30,8 @@ def test_serve_warns_where_other_machines_can_reach_the_superlink(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pyproject.toml").touch()
-    monkeypatch.setattr(supervision, "see_through", lambda *_, **__: 1)
-    monkeypatch.setattr(supervision, "superlink_command", lambda *_: ["sleep", "1000"])
+    monkeypatch.setattr(service, "run_until_finished", lambda *_, **__: 1)
+    monkeypatch.setattr(service, "superlink_command", lambda *_: ["sleep", "1000"])
     monkeypatch.setattr(Control, "healthy", lambda _: True)
     said: list[str] = []
     serve(Plan(tmp_path), Link(address, mode="insecure"), tmp_path / "state", say=said.append)
