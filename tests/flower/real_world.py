@@ -148,7 +148,7 @@ class Federation:
         return Outbox(self.homes[node]).file()
 
     @property
-    def books(self) -> dict[str, Any]:
+    def ledger(self) -> dict[str, Any]:
         """The server's ledger."""
         found: dict[str, Any] = json.loads((self.state / "ledger.json").read_text())
         return found

@@ -32,11 +32,11 @@ def test_a_node_asks_and_is_forgotten(tmp_path: Path) -> None:
         fed.until("is here")
         asked = fed.ask(LEAVING)
         fed.finish()
-        client, (entry,) = fed.number(LEAVING), fed.books["entries"]
+        client, (entry,) = fed.number(LEAVING), fed.ledger["entries"]
         assert (entry["client"], entry["request"], entry["source"]) == (client, asked.id, "client")
         assert entry["authenticated"], "the node's registered key says who asked"
         assert [status for status, _ in entry["history"]] == ["received", "started", "unlearned", "recovered", "done"]
-        assert fed.books["erased"] == [client]
+        assert fed.ledger["erased"] == [client]
         asked_to_work = {(e["phase"], e["client"]) for e in fed.events if e["event"] == "reply"}
         other = fed.number(1)
         assert asked_to_work == {("train", client), ("train", other), ("unlearn-0", client), ("recover-0", other)}
@@ -115,7 +115,7 @@ def test_a_hundred_nodes_in_one_simulation(tmp_path: Path) -> None:
         fed.until("training round 1 ")
         fed.ask(3)
         fed.finish()
-        (entry,) = fed.books["entries"]
+        (entry,) = fed.ledger["entries"]
         assert (entry["status"], entry["client"], entry["authenticated"]) == ("done", fed.number(3), False)
         roster = json.loads((fed.state / "clients.json").read_text())
         assert len(roster) == 100

@@ -89,14 +89,14 @@ def test_the_request_is_served_once_whatever_is_killed(name: str, tmp_path: Path
         fed.until(fault.when)
         fault.killed(fed)
         fed.finish()
-        (entry,) = fed.books["entries"]
+        (entry,) = fed.ledger["entries"]
         client = fed.number(LEAVING)
         steps = [status for status, _ in entry["history"]]
         missed = it_was_missed(fed, fault)
         assert (entry["client"], entry["request"], entry["authenticated"]) == (client, asked.id, True)
         assert (entry["method"], entry["fallback"]) == (fault.method, fault.fallback), fed.report()
         assert [s for s in steps if s != "started"] == ["received", "unlearned", "recovered", "done"]
-        assert fed.books["erased"] == [client]
+        assert fed.ledger["erased"] == [client]
         assert_training_is_whole(fed)
         assert_never_again(fed, client)
         assert_nothing_old_is_left(fed)
@@ -209,7 +209,7 @@ def test_what_passes_over_the_network_is_what_was_counted_and_the_stated_overhea
         fed.ask(LEAVING)
         fed.finish()
         up, down = scales.up, scales.down
-        (entry,) = fed.books["entries"]
+        (entry,) = fed.ledger["entries"]
         replies = [e["phase"] for e in fed.events if e["event"] == "reply"]
     assert sorted(replies) == ["recover-0", "train", "train", "unlearn-0"]
     for passed, name in ((up, "up_bytes"), (down, "down_bytes")):
@@ -228,7 +228,7 @@ with Federation(Path(sys.argv[1]), 2) as fed:
     fed.until("training round 1")
     fed.ask(0)
     fed.finish()
-    assert [e["status"] for e in fed.books["entries"]] == ["done"], fed.report()
+    assert [e["status"] for e in fed.ledger["entries"]] == ["done"], fed.report()
 """
 
 
