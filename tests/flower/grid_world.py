@@ -24,9 +24,9 @@ from fedquit.core import ClientId, Request
 from fedquit.data.federated import FederatedData
 from fedquit.flower.client import ClientData, erasable
 from fedquit.flower.config import ServerConfig
-from fedquit.flower.grid_engine import Clock
 from fedquit.flower.outbox import Outbox
 from fedquit.flower.server import Outcome, serve
+from fedquit.flower.transport import Clock
 from fedquit.models import FunctionalModel
 from fedquit.running.recipe import build
 
