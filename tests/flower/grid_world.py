@@ -221,10 +221,10 @@ class Setup:
 
     def trained_by(self) -> set[ClientId]:
         """Who was given a task since the last look."""
-        found = {n.config["partition-id"] for n in self.grid.nodes.values() if "train.fedquit" in n.asked}
+        clients = {n.config["partition-id"] for n in self.grid.nodes.values() if "train.fedquit" in n.asked}
         for node in self.grid.nodes.values():
             node.asked.clear()
-        return found
+        return clients
 
 
 def marks(data: FederatedData, request: Request) -> FederatedData:

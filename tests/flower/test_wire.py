@@ -81,10 +81,10 @@ def test_a_question_arrives_as_it_was_sent(
     sent = {**sent, **({"again": next(iter(sent.values()))} if sent else {})}
     question = wire.Question(Ask(task, (client,), split, sent, address), "abc", 7, serving, verdicts)
     content = wire.question_to_records(question)
-    found = wire.question_from_records(travelled(content))
-    assert list(found.ask.sent) == list(sent)
-    assert all(equal(found.ask.sent[n], p) for n, p in sent.items())
-    assert dataclasses.replace(found, ask=dataclasses.replace(found.ask, sent=sent)) == question
+    received = wire.question_from_records(travelled(content))
+    assert list(received.ask.sent) == list(sent)
+    assert all(equal(received.ask.sent[n], p) for n, p in sent.items())
+    assert dataclasses.replace(received, ask=dataclasses.replace(received.ask, sent=sent)) == question
     assert len(content.array_records) == len({id(p) for p in sent.values()}), "under two names it travels once"
 
 
@@ -146,23 +146,23 @@ def test_an_answer_arrives_as_it_was_sent(
     question = wire.Question(Ask(Learn(), (3,), "all", {}, Address(0, "train")), "abc")
     answer = wire.Answer(Reply(3, params, examples, loss), tuple(pending), ("x",))
     content = travelled(wire.answer_to_records(answer, question))
-    found = wire.answer_from_records(content, question, wire.ExpectedReply(params, whole=True))
-    assert equal(found.reply.params, params)
-    assert (found.reply.client, found.reply.examples, found.pending, found.settled) == (
+    received = wire.answer_from_records(content, question, wire.ExpectedReply(params, whole=True))
+    assert equal(received.reply.params, params)
+    assert (received.reply.client, received.reply.examples, received.pending, received.settled) == (
         3,
         examples,
         tuple(pending),
         ("x",),
     )
-    assert found.reply.loss == loss or (math.isnan(loss) and math.isnan(found.reply.loss))
+    assert received.reply.loss == loss or (math.isnan(loss) and math.isnan(received.reply.loss))
 
 
 def test_parameters_come_back_in_the_servers_order() -> None:
     like = {"b": torch.zeros(2), "a": torch.zeros(1)}
     question = wire.Question(Ask(Learn(), (3,), "all", {"start": like}, Address(0, "train")), "abc")
     turned = wire.answer_to_records(wire.Answer(Reply(3, dict(reversed(like.items())), 1)), question)
-    found = wire.answer_from_records(turned, question, wire.ExpectedReply(like, whole=True))
-    assert list(found.reply.params) == ["b", "a"]
+    received = wire.answer_from_records(turned, question, wire.ExpectedReply(like, whole=True))
+    assert list(received.reply.params) == ["b", "a"]
 
 
 def reworded(content: RecordDict, **changes: Any) -> RecordDict:
