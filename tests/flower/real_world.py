@@ -32,14 +32,15 @@ LONG = 600.0  # seconds: nothing takes so long, but a busy machine may be slow
 
 def running_in(folder: Path) -> list[str]:
     """The processes whose Flower keeps its files below that folder."""
-    sign, found = f"FLWR_HOME={folder.resolve()}".encode(), []
+    sign = f"FLWR_HOME={folder.resolve()}".encode()
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if sign in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
+                commands.append((process / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
-    return found
+    return commands
 
 
 def places_in(trace: str) -> set[str]:
@@ -150,15 +151,15 @@ class Federation:
     @property
     def ledger(self) -> dict[str, Any]:
         """The server's ledger."""
-        found: dict[str, Any] = json.loads((self.state / "ledger.json").read_text())
-        return found
+        content: dict[str, Any] = json.loads((self.state / "ledger.json").read_text())
+        return content
 
     def number(self, node: int) -> int:
         """The client behind a node: its name is in the roster, or in a simulation its partition."""
         roster = json.loads((self.state / "clients.json").read_text())
         keys = (f"node-{node}", f"partition:{node}")
-        (found,) = [m["number"] for m in roster if m["name"] == keys[0] or m["key"] == keys[1]]
-        return int(found)
+        (number,) = [m["number"] for m in roster if m["name"] == keys[0] or m["key"] == keys[1]]
+        return int(number)
 
     def report(self) -> str:
         """What is known, for a test that failed."""
