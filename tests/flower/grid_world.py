@@ -24,9 +24,9 @@ from fedquit.core import ClientId, Request
 from fedquit.data.federated import FederatedData
 from fedquit.flower.client import ClientData, erasable
 from fedquit.flower.config import ServerConfig
-from fedquit.flower.grid_engine import Clock
 from fedquit.flower.outbox import Outbox
 from fedquit.flower.server import Outcome, serve
+from fedquit.flower.transport import Clock
 from fedquit.models import FunctionalModel
 from fedquit.running.recipe import build
 
@@ -221,10 +221,10 @@ class Setup:
 
     def trained_by(self) -> set[ClientId]:
         """Who was given a task since the last look."""
-        found = {n.config["partition-id"] for n in self.grid.nodes.values() if "train.fedquit" in n.asked}
+        clients = {n.config["partition-id"] for n in self.grid.nodes.values() if "train.fedquit" in n.asked}
         for node in self.grid.nodes.values():
             node.asked.clear()
-        return found
+        return clients
 
 
 def marks(data: FederatedData, request: Request) -> FederatedData:

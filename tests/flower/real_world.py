@@ -18,10 +18,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedquit.flower.deploy.commands import Mode, Value
 from fedquit.flower.deploy.demo import app_folder
-from fedquit.flower.deploy.processes import DeploymentError, Pauses
-from fedquit.flower.deploy.stack import Mode, Stack, Value
-from fedquit.flower.deploy.supervision import STATE, Plan, see_through
+from fedquit.flower.deploy.errors import DeploymentError
+from fedquit.flower.deploy.processes import Backoff
+from fedquit.flower.deploy.stack import Stack
+from fedquit.flower.deploy.supervision import STATE, Plan, run_until_finished
 from fedquit.flower.outbox import Entry, Outbox
 
 SHORT: dict[str, Value] = {"fedquit.train.rounds": 2, "fedquit.recover-rounds": 1}
@@ -30,14 +32,15 @@ LONG = 600.0  # seconds: nothing takes so long, but a busy machine may be slow
 
 def running_in(folder: Path) -> list[str]:
     """The processes whose Flower keeps its files below that folder."""
-    sign, found = f"FLWR_HOME={folder.resolve()}".encode(), []
+    sign = f"FLWR_HOME={folder.resolve()}".encode()
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if sign in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
+                commands.append((process / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
-    return found
+    return commands
 
 
 def places_in(trace: str) -> set[str]:
@@ -55,7 +58,7 @@ class Federation:
         settings: Mapping[str, Value] | None = None,
         mode: Mode = "secure",
         app: Path | None = None,
-        way: Callable[[str], str] = str,
+        node_target: Callable[[str], str] = str,
     ) -> None:
         self.folder, self.state, self.app = folder, folder / "state", app or app_folder()
         self.homes = [folder / "homes" / f"partition-{i}" for i in range(nodes)]
@@ -75,7 +78,7 @@ class Federation:
         }
         if mode == "simulation":
             self.settings["fedquit.home"] = str(folder / "homes")
-        self.stack = Stack(folder / "stack", own, mode=mode, timeout=LONG, say=self._say, way=way)
+        self.stack = Stack(folder / "stack", own, mode=mode, timeout=LONG, say=self._say, node_target=node_target)
         self.said: list[str] = []  # by those who keep things running
         self.heard: list[str] = []  # from the run's log
         self.failure: BaseException | None = None
@@ -95,13 +98,15 @@ class Federation:
 
     def begin(self, *, attempts: int = 5) -> None:
         """Submit the run, and see it through in the background."""
-        pauses = Pauses(1.0, 1.0, attempts=attempts)
-        plan = Plan(self.app, self.settings, self.virtual, pauses=pauses, patience=LONG)
+        backoff = Backoff(1.0, 1.0, attempts=attempts)
+        plan = Plan(self.app, self.settings, self.virtual, backoff=backoff, patience=LONG)
         memo, link = self.folder / "run.json", self.stack.superlink
 
         def work() -> None:
             try:
-                see_through(plan, self.stack.control, memo, superlink=link, say=self._say, hear=self.heard.append)
+                run_until_finished(
+                    plan, self.stack.control, memo, superlink=link, say=self._say, hear=self.heard.append
+                )
             except BaseException as error:
                 self.failure = error
 
@@ -144,17 +149,17 @@ class Federation:
         return Outbox(self.homes[node]).file()
 
     @property
-    def books(self) -> dict[str, Any]:
+    def ledger(self) -> dict[str, Any]:
         """The server's ledger."""
-        found: dict[str, Any] = json.loads((self.state / "ledger.json").read_text())
-        return found
+        content: dict[str, Any] = json.loads((self.state / "ledger.json").read_text())
+        return content
 
     def number(self, node: int) -> int:
         """The client behind a node: its name is in the roster, or in a simulation its partition."""
         roster = json.loads((self.state / "clients.json").read_text())
         keys = (f"node-{node}", f"partition:{node}")
-        (found,) = [m["number"] for m in roster if m["name"] == keys[0] or m["key"] == keys[1]]
-        return int(found)
+        (number,) = [m["number"] for m in roster if m["name"] == keys[0] or m["key"] == keys[1]]
+        return int(number)
 
     def report(self) -> str:
         """What is known, for a test that failed."""

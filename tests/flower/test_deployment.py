@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from fedquit.flower.deploy.commands import Value
 from fedquit.flower.deploy.keys import make_node_key, make_tls
-from fedquit.flower.deploy.processes import Pauses
-from fedquit.flower.deploy.stack import Stack, Value
+from fedquit.flower.deploy.processes import Backoff
+from fedquit.flower.deploy.stack import Stack
 from fedquit.flower.outbox import Outbox
 from flower.real_world import LONG, Federation, places_in, running_in
 
@@ -31,11 +32,11 @@ def test_a_node_asks_and_is_forgotten(tmp_path: Path) -> None:
         fed.until("is here")
         asked = fed.ask(LEAVING)
         fed.finish()
-        client, (entry,) = fed.number(LEAVING), fed.books["entries"]
+        client, (entry,) = fed.number(LEAVING), fed.ledger["entries"]
         assert (entry["client"], entry["request"], entry["source"]) == (client, asked.id, "client")
         assert entry["authenticated"], "the node's registered key says who asked"
         assert [status for status, _ in entry["history"]] == ["received", "started", "unlearned", "recovered", "done"]
-        assert fed.books["erased"] == [client]
+        assert fed.ledger["erased"] == [client]
         asked_to_work = {(e["phase"], e["client"]) for e in fed.events if e["event"] == "reply"}
         other = fed.number(1)
         assert asked_to_work == {("train", client), ("train", other), ("unlearn-0", client), ("recover-0", other)}
@@ -45,12 +46,12 @@ def test_a_node_asks_and_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_node_without_a_registered_key_or_with_a_wrong_authority_is_refused(tmp_path: Path) -> None:
-    once, keys = Pauses(attempts=0), tmp_path / "keys"
+    once, keys = Backoff(attempts=0), tmp_path / "keys"
     with Stack(tmp_path / "stack", timeout=LONG) as stack:
-        stranger = stack.add_node({}, make_node_key(keys, "stranger"), pauses=once)
+        stranger = stack.add_node({}, make_node_key(keys, "stranger"), backoff=once)
         known = make_node_key(keys, "known")
         stack.control.register(known, "known")
-        misled = stack.add_node({}, known, authority=make_tls(keys / "other").authority, pauses=once)
+        misled = stack.add_node({}, known, authority=make_tls(keys / "other").authority, backoff=once)
         deadline = time.monotonic() + LONG
         while not (stranger.gave_up and misled.gave_up):
             assert time.monotonic() < deadline, f"{stranger.tail()}\n{misled.tail()}"
@@ -58,7 +59,7 @@ def test_a_node_without_a_registered_key_or_with_a_wrong_authority_is_refused(tm
         assert "refuses its key: it is not registered" in stranger.gave_up
         assert "not from the authority that it trusts" in misled.gave_up
         assert stack.control.online() == 0
-    assert stack.left == []
+    assert stack.process_ids == []
 
 
 @pytest.mark.parametrize(
@@ -114,9 +115,9 @@ def test_a_hundred_nodes_in_one_simulation(tmp_path: Path) -> None:
         fed.until("training round 1 ")
         fed.ask(3)
         fed.finish()
-        (entry,) = fed.books["entries"]
+        (entry,) = fed.ledger["entries"]
         assert (entry["status"], entry["client"], entry["authenticated"]) == ("done", fed.number(3), False)
         roster = json.loads((fed.state / "clients.json").read_text())
         assert len(roster) == 100
         assert not any(member["authenticated"] for member in roster), "anybody could claim a partition"
-    assert fed.stack.left == []
+    assert fed.stack.process_ids == []

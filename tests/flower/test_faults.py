@@ -23,8 +23,9 @@ from pathlib import Path
 import pytest
 
 from fedquit.flower.deploy.demo import app_folder
+from fedquit.flower.deploy.environment import free_ports
+from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import make_node_key, make_tls
-from fedquit.flower.deploy.processes import DeploymentError, free_ports
 from fedquit.flower.outbox import Outbox
 from flower.real_world import LONG, Federation, places_in, running_in
 from flower.scales import Scales
@@ -100,20 +101,20 @@ def test_the_request_is_served_once_whatever_is_killed(name: str, tmp_path: Path
             fed.until(words)
             kill(fed)
         fed.finish()
-        (entry,) = fed.books["entries"]
+        (entry,) = fed.ledger["entries"]
         client = fed.number(LEAVING)
         steps = [status for status, _ in entry["history"]]
         too_late = strikes_that_came_too_late(fed, fault)
         assert (entry["client"], entry["request"], entry["authenticated"]) == (client, asked.id, True)
         assert (entry["method"], entry["fallback"]) == (fault.method, fault.fallback), fed.report()
         assert [s for s in steps if s != "started"] == ["received", "unlearned", "recovered", "done"]
-        assert fed.books["erased"] == [client]
+        assert fed.ledger["erased"] == [client]
         assert_training_is_whole(fed)
         assert_never_again(fed, client)
         assert_nothing_old_is_left(fed)
         if the_leaving_node_for_good not in fault.killed:
             assert Outbox(fed.homes[LEAVING]).get(asked.id).status == "served"
-    assert fed.stack.left == [], "no process is left"
+    assert fed.stack.process_ids == [], "no process is left"
     if too_late:
         pytest.skip(f"all went well, but on this busy machine a kill came too late to be felt: {too_late}")
 
@@ -198,7 +199,7 @@ def test_answers_that_cannot_be_used_are_refused_and_the_rounds_go_on(tmp_path: 
         heard = Counter(e["client"] for e in fed.events if e["event"] == "reply")
         bad = Counter(node for _, node in SAID)
         assert heard == {fed.number(node): rounds - bad[node] for node in range(nodes)}
-    assert fed.stack.left == []
+    assert fed.stack.process_ids == []
 
 
 def test_what_passes_over_the_network_is_what_was_counted_and_the_stated_overhead(tmp_path: Path) -> None:
@@ -213,13 +214,16 @@ def test_what_passes_over_the_network_is_what_was_counted_and_the_stated_overhea
     assert last in task.read_text()
     task.write_text(task.read_text().replace(last, "nn.Linear(128, 16000), nn.ReLU(), nn.Linear(16000, 10)"))
     once = {"train.rounds": 1}
-    with contextlib.closing(Scales()) as scales, Federation(tmp_path, 2, once, app=app, way=scales.way_to) as fed:
+    with (
+        contextlib.closing(Scales()) as scales,
+        Federation(tmp_path, 2, once, app=app, node_target=scales.way_to) as fed,
+    ):
         fed.begin()
         fed.until("is here")
         fed.ask(LEAVING)
         fed.finish()
         up, down = scales.up, scales.down
-        (entry,) = fed.books["entries"]
+        (entry,) = fed.ledger["entries"]
         replies = [e["phase"] for e in fed.events if e["event"] == "reply"]
     assert sorted(replies) == ["recover-0", "train", "train", "unlearn-0"]
     for passed, name in ((up, "up_bytes"), (down, "down_bytes")):
@@ -238,7 +242,7 @@ with Federation(Path(sys.argv[1]), 2) as fed:
     fed.until("training round 1")
     fed.ask(0)
     fed.finish()
-    assert [e["status"] for e in fed.books["entries"]] == ["done"], fed.report()
+    assert [e["status"] for e in fed.ledger["entries"]] == ["done"], fed.report()
 """
 
 
@@ -332,7 +336,7 @@ def test_a_supervisor_attached_to_somebody_elses_superlink_is_killed_and_the_nex
         assert said.count(" started.") == 1, "the run went on without its supervisor, and was not submitted again"
         assert said.count("has finished.") == 1 + 1, "in the log, and in the last line"
         assert_training_is_whole(fed)
-    assert fed.stack.left == []
+    assert fed.stack.process_ids == []
 
 
 def wait_for(holds: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:

@@ -182,20 +182,20 @@ def test_a_reply_that_is_not_what_was_asked_is_refused_and_the_round_goes_on(
     spoil, sentence = REFUSALS[fault]
     setup = make()
     setup.node_of(2).spoil = spoil
-    found = setup.serve(setup.config(**ONE_ROUND))
+    outcome = setup.serve(setup.config(**ONE_ROUND))
     said = [line for line in lines(setup.folder) if sentence in line]
     assert len(said) == 1
     assert said[0].startswith("no reply of client 2 (hospital-2) in round 1 of phase 'train': ")
     for n, p in without_two.items():
-        assert torch.equal(found.params[n], p), "the mean is over the others"
+        assert torch.equal(outcome.params[n], p), "the mean is over the others"
 
 
 def test_a_second_reply_to_one_question_is_ignored(make: MakeWorld) -> None:
     setup, plain = make(), make("plain")
     setup.node_of(2).spoil = lambda reply: [reply, *changed(lambda p: {n: t + 1 for n, t in p.items()})(copied(reply))]
-    found, expected = setup.serve(setup.config()), plain.serve(plain.config())
+    outcome, expected = setup.serve(setup.config()), plain.serve(plain.config())
     assert any("ignored a second reply" in line for line in lines(setup.folder))
-    assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
+    assert all(torch.equal(outcome.params[n], p) for n, p in expected.params.items())
 
 
 def copied(reply: Message) -> Message:
@@ -217,9 +217,9 @@ def test_a_late_reply_is_ignored(make: MakeWorld) -> None:
 
     setup.node_of(2).spoil = late
     without.node_of(2).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
-    found, expected = setup.serve(setup.config()), without.serve(without.config())
+    outcome, expected = setup.serve(setup.config()), without.serve(without.config())
     assert any("ignored a reply to no question of this round" in line for line in lines(setup.folder))
-    assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
+    assert all(torch.equal(outcome.params[n], p) for n, p in expected.params.items())
 
 
 def test_a_reply_that_claims_to_answer_somebody_elses_question_answers_none(make: MakeWorld) -> None:
@@ -234,9 +234,9 @@ def test_a_reply_that_claims_to_answer_somebody_elses_question_answers_none(make
 
     setup.node_of(2).spoil = usurping
     without.node_of(2).spoil = lambda r: [] if r.metadata.message_type.startswith("train") else [r]
-    found, expected = setup.serve(setup.config()), without.serve(without.config())
+    outcome, expected = setup.serve(setup.config()), without.serve(without.config())
     assert any(line.startswith("ignored a") for line in lines(setup.folder))
-    assert all(torch.equal(found.params[n], p) for n, p in expected.params.items())
+    assert all(torch.equal(outcome.params[n], p) for n, p in expected.params.items())
 
 
 def test_a_superlink_that_has_gone_is_no_fault_of_the_replies(make: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,8 +257,8 @@ def test_a_superlink_that_has_gone_is_no_fault_of_the_replies(make: MakeWorld, m
 def test_an_error_is_logged_with_its_reason_and_the_round_goes_on(make: MakeWorld) -> None:
     setup = make()
     setup.grid.before = lambda m: _stop(setup, m)
-    found = setup.serve(setup.config())
-    assert found.rounds == 2
+    outcome = setup.serve(setup.config())
+    assert outcome.rounds == 2
     assert any("client 3 (hospital-3)" in line and "error 5: Node Unavailable" in line for line in lines(setup.folder))
 
 
@@ -314,9 +314,9 @@ def test_a_cohort_without_examples_is_drawn_again_without_those_that_have_none(
         setup.outbox(1).file()
     for client in (0, 2):
         setup.node_of(client).spoil = reworded(examples=0)
-    found = setup.serve(config)
-    assert found.rounds == 4
-    assert [(e.status, e.method, e.fallback) for e in found.erasures] == [("done", "retrain", False)] * unlearning
+    outcome = setup.serve(config)
+    assert outcome.rounds == 4
+    assert [(e.status, e.method, e.fallback) for e in outcome.erasures] == [("done", "retrain", False)] * unlearning
     repeated = [line for line in lines(setup.folder) if "the round is repeated" in line]
     assert 1 <= len(repeated) <= 2, "once for each"
     assert all("no client that was asked has any data" in line for line in repeated)
@@ -327,7 +327,7 @@ def said_of_itself(**changes: Any) -> Spoil:
 
     def spoil(reply: Message) -> list[Message]:
         if reply.metadata.message_type.startswith("query"):
-            words = wire.words_from_records(reply.content) | changes
+            words = wire.body_from_records(reply.content) | changes
             reply.content.config_records[wire.REPLY]["words"] = json.dumps(words)
         return [reply]
 
@@ -354,9 +354,9 @@ def test_a_leaving_client_that_claims_to_have_no_examples_is_forgotten_by_the_fa
     setup.serve(setup.config())
     setup.outbox(1).file()
     setup.node_of(1).spoil = reworded(examples=0)
-    (found,) = setup.serve(setup.config()).erasures
-    assert (found.status, found.method, found.fallback) == ("done", "not", True)
-    assert "no client that was asked has any data" in found.reason
+    (erasure,) = setup.serve(setup.config()).erasures
+    assert (erasure.status, erasure.method, erasure.fallback) == ("done", "not", True)
+    assert "no client that was asked has any data" in erasure.reason
 
 
 def test_a_round_without_enough_nodes_waits_speaks_and_gives_up(make: MakeWorld) -> None:

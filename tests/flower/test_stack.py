@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys, certificates, commands, surroundings, and processes that are kept running and never left behind."""
+"""Keys, certificates, commands, surroundings, and processes that are process running and never left behind."""
 
 from __future__ import annotations
 
@@ -26,26 +26,20 @@ from fedquit.cli import app
 from fedquit.cli.flower import as_settings
 from fedquit.errors import InputError, StoreError
 from fedquit.flower.deploy import demo, reaper, stack
+from fedquit.flower.deploy.commands import Node, as_toml, superlink_command, supernode_command
+from fedquit.flower.deploy.control import CONNECTION, Control
+from fedquit.flower.deploy.environment import LOOPBACK, environment, free_ports, program
+from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import NodeKey, Tls, make_node_key, make_tls
-from fedquit.flower.deploy.processes import (
-    HERE,
-    DeploymentError,
-    Guard,
-    Keeper,
-    Pauses,
-    environment,
-    free_ports,
-    program,
-    reason,
-    tail,
-)
-from fedquit.flower.deploy.stack import Control, Node, as_toml, superlink_command, supernode_command
-from fedquit.flower.deploy.supervision import Link, Plan, see_through
+from fedquit.flower.deploy.logs import end_reason, tail
+from fedquit.flower.deploy.processes import Backoff, ProcessGroup, SupervisedProcess
+from fedquit.flower.deploy.service import Link
+from fedquit.flower.deploy.supervision import Plan, run_until_finished
 from fedquit.flower.outbox import Outbox
 from fedquit.utils.files import write_json
 
 pytestmark = pytest.mark.flower
-QUICK = Pauses(first=0.05, factor=1.0, attempts=3)
+QUICK = Backoff(first=0.05, factor=1.0, attempts=3)
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
@@ -186,24 +180,24 @@ def test_free_ports_are_free_and_different() -> None:
     assert len(set(ports)) == 20
     for port in ports:
         with socket.socket() as probe:
-            probe.bind((HERE, port))
+            probe.bind((LOOPBACK, port))
 
 
 def free_neighbours() -> tuple[int, int]:
     """Two ports, one after the other, that nobody listens on."""
     for port in free_ports(50):
         with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind((HERE, port + 1))
+            probe.bind((LOOPBACK, port + 1))
             return port, port + 1
     raise AssertionError("no two neighbours are free")
 
 
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = free_neighbours()
-    monkeypatch.setattr("fedquit.flower.deploy.processes.LOW", first)
-    monkeypatch.setattr("fedquit.flower.deploy.processes.HIGH", second + 1)
+    monkeypatch.setattr("fedquit.flower.deploy.environment.LOWEST_PORT", first)
+    monkeypatch.setattr("fedquit.flower.deploy.environment.HIGHEST_PORT", second + 1)
     with socket.socket() as taken:
-        taken.bind((HERE, first))
+        taken.bind((LOOPBACK, first))
         taken.listen()
         assert free_ports(1) == [second]
         with pytest.raises(DeploymentError, match="no 2 free ports"):
@@ -214,74 +208,78 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def guard() -> Iterator[Guard]:
-    with Guard(grace=0.5) as made:
+def group() -> Iterator[ProcessGroup]:
+    with ProcessGroup(grace=0.5) as made:
         yield made
 
 
-def keeper(guard: Guard, script: str, folder: Path, said: list[str] | None = None) -> Keeper:
+def supervised(group: ProcessGroup, script: str, folder: Path, said: list[str] | None = None) -> SupervisedProcess:
     say = said.append if said is not None else lambda _: None
-    return Keeper(guard, "it", ["sh", "-c", script], folder / "log", dict(os.environ), pauses=QUICK, say=say)
+    return SupervisedProcess(
+        group, "it", ["sh", "-c", script], folder / "log", dict(os.environ), backoff=QUICK, say=say
+    )
 
 
-def test_a_process_that_is_killed_is_started_again(guard: Guard, tmp_path: Path) -> None:
+def test_a_process_that_is_killed_is_started_again(group: ProcessGroup, tmp_path: Path) -> None:
     said: list[str] = []
-    kept = keeper(guard, "sleep 1000", tmp_path, said).start()
-    first = kept.pid
-    kept.crash()
-    assert eventually(lambda: kept.starts == 2 and kept.running)
-    assert kept.pid != first
+    process = supervised(group, "sleep 1000", tmp_path, said).start()
+    first = process.pid
+    process.crash()
+    assert eventually(lambda: process.starts == 2 and process.running)
+    assert process.pid != first
     assert said == ["it ended (killed by SIGKILL): starting it again in 0 s."]
-    kept.stop()
-    assert not kept.running
+    process.stop()
+    assert not process.running
 
 
-def test_what_a_killed_process_left_is_gone_before_its_successor_starts(guard: Guard, tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_gone_before_its_successor_starts(group: ProcessGroup, tmp_path: Path) -> None:
     lonely = "setsid sleep 1000 & echo $! >> children; wait"  # in a session of its own, like Flower's helpers
-    kept = keeper(guard, f"cd {tmp_path}; {lonely}", tmp_path).start()
+    process = supervised(group, f"cd {tmp_path}; {lonely}", tmp_path).start()
     assert eventually(lambda: (tmp_path / "children").exists() and (tmp_path / "children").read_text().endswith("\n"))
     child = int((tmp_path / "children").read_text())
-    kept.crash()
-    assert eventually(lambda: kept.starts == 2)
-    assert child not in reaper.marked(guard.mark)
-    kept.stop()
-    assert reaper.marked(guard.mark) == []
+    process.crash()
+    assert eventually(lambda: process.starts == 2)
+    assert child not in reaper.marked(group.mark)
+    process.stop()
+    assert reaper.marked(group.mark) == []
 
 
-def test_one_that_fails_again_and_again_is_given_up_with_its_reason(guard: Guard, tmp_path: Path) -> None:
+def test_one_that_fails_again_and_again_is_given_up_with_its_reason(group: ProcessGroup, tmp_path: Path) -> None:
     said: list[str] = []
-    kept = keeper(guard, "echo 'ERROR : Exit Code: 305'; echo 'Refused.'; exit 1", tmp_path, said).start()
-    assert eventually(lambda: bool(kept.gave_up))
-    assert kept.starts == 4
-    assert kept.gave_up == "it ended 4 times, the last time: Refused."
-    assert said[-1].startswith(kept.gave_up)
-    kept.stop()
+    process = supervised(group, "echo 'ERROR : Exit Code: 305'; echo 'Refused.'; exit 1", tmp_path, said).start()
+    assert eventually(lambda: bool(process.gave_up))
+    assert process.starts == 4
+    assert process.gave_up == "it ended 4 times, the last time: Refused."
+    assert said[-1].startswith(process.gave_up)
+    process.stop()
 
 
-def test_one_whose_port_is_taken_moves_to_another(guard: Guard, tmp_path: Path) -> None:
+def test_one_whose_port_is_taken_moves_to_another(group: ProcessGroup, tmp_path: Path) -> None:
     taken = ["sh", "-c", "echo 'error while attempting to bind: address already in use'; exit 1"]
-    kept = Keeper(
-        guard,
+    process = SupervisedProcess(
+        group,
         "it",
         taken,
         tmp_path / "log",
         dict(os.environ),
-        pauses=QUICK,
-        elsewhere=lambda: ["sleep", "1000"],
+        backoff=QUICK,
+        command_on_other_port=lambda: ["sleep", "1000"],
     ).start()
-    assert eventually(lambda: kept.starts == 2 and kept.running)
-    assert kept.command == ("sleep", "1000")
-    kept.stop()
+    assert eventually(lambda: process.starts == 2 and process.running)
+    assert process.command == ("sleep", "1000")
+    process.stop()
 
 
-def test_one_that_fails_for_another_reason_stays_where_it_is(guard: Guard, tmp_path: Path) -> None:
+def test_one_that_fails_for_another_reason_stays_where_it_is(group: ProcessGroup, tmp_path: Path) -> None:
     def never() -> list[str]:
         raise AssertionError("its port is free")
 
-    kept = Keeper(guard, "it", ["false"], tmp_path / "log", dict(os.environ), pauses=QUICK, elsewhere=never).start()
-    assert eventually(lambda: bool(kept.gave_up))
-    assert kept.command == ("false",)
-    kept.stop()
+    process = SupervisedProcess(
+        group, "it", ["false"], tmp_path / "log", dict(os.environ), backoff=QUICK, command_on_other_port=never
+    ).start()
+    assert eventually(lambda: bool(process.gave_up))
+    assert process.command == ("false",)
+    process.stop()
 
 
 def test_no_two_nodes_of_a_stack_are_given_one_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,43 +299,45 @@ def test_no_two_nodes_of_a_stack_are_given_one_port(tmp_path: Path, monkeypatch:
     assert drawn == [1, 3], "one for the SuperLink, and all of the nodes' at once"
 
 
-def test_failures_long_ago_do_not_count(guard: Guard, tmp_path: Path) -> None:
-    once = Pauses(first=0.05, attempts=1)
-    kept = Keeper(guard, "it", ["sleep", "0.8"], tmp_path / "log", dict(os.environ), pauses=once, steady=0.05).start()
-    assert eventually(lambda: kept.starts > once.attempts + 2)
-    assert not kept.gave_up
-    kept.stop()
+def test_failures_long_ago_do_not_count(group: ProcessGroup, tmp_path: Path) -> None:
+    once = Backoff(first=0.05, attempts=1)
+    process = SupervisedProcess(
+        group, "it", ["sleep", "0.8"], tmp_path / "log", dict(os.environ), backoff=once, steady=0.05
+    ).start()
+    assert eventually(lambda: process.starts > once.attempts + 2)
+    assert not process.gave_up
+    process.stop()
 
 
-def test_one_that_does_not_listen_is_killed(guard: Guard, tmp_path: Path) -> None:
-    kept = keeper(guard, "trap '' TERM; echo up; sleep 1000 & wait; sleep 1000", tmp_path).start()
-    assert eventually(lambda: "up" in kept.tail())
-    kept.stop(grace=0.3)
-    assert not kept.running
-    assert reaper.marked(guard.mark) == []
+def test_one_that_does_not_listen_is_killed(group: ProcessGroup, tmp_path: Path) -> None:
+    process = supervised(group, "trap '' TERM; echo up; sleep 1000 & wait; sleep 1000", tmp_path).start()
+    assert eventually(lambda: "up" in process.tail())
+    process.stop(grace=0.3)
+    assert not process.running
+    assert reaper.marked(group.mark) == []
 
 
-def test_pauses_grow_up_to_a_most() -> None:
-    assert list(Pauses(first=1, factor=2, most=5, attempts=5)) == [1, 2, 4, 5, 5]
+def test_pauses_grow_up_to_a_limit() -> None:
+    assert list(Backoff(first=1, factor=2, longest=5, attempts=5)) == [1, 2, 4, 5, 5]
 
 
 def test_the_tail_of_a_log_has_no_colours(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("a\nb\n\x1b[92mINFO\x1b[0m: c\n")
     assert tail(tmp_path / "log", 2) == "b\nINFO: c"
     assert tail(tmp_path / "none") == "(no log)"
-    assert reason(tmp_path / "log", 3) == "exit code 3"
+    assert end_reason(tmp_path / "log", 3) == "exit code 3"
     (tmp_path / "log").write_text("ERROR : Exit Code: 305\nFailed.\n[code: 2004] Failed to activate SuperNode.\n")
-    assert "not registered" in reason(tmp_path / "log", 1)
+    assert "not registered" in end_reason(tmp_path / "log", 1)
 
 
 PARENT = """
 import sys, time
 from pathlib import Path
-from fedquit.flower.deploy.processes import Guard, orderly_end
+from fedquit.flower.deploy.processes import ProcessGroup, orderly_end
 script = "trap '' TERM; setsid sleep 1000 & sleep 1000"
-with orderly_end(), Guard(grace=0.2) as guard:
-    guard.start("it", ["sh", "-c", script], Path(sys.argv[1]), {"PATH": "/usr/bin:/bin"})
-    print(guard.mark, flush=True)
+with orderly_end(), ProcessGroup(grace=0.2) as group:
+    group.start("it", ["sh", "-c", script], Path(sys.argv[1]), {"PATH": "/usr/bin:/bin"})
+    print(group.mark, flush=True)
     time.sleep(1000)
 """
 
@@ -387,13 +387,13 @@ class Scripted(Control):
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     (tmp_path / "pyproject.toml").touch()
-    return Plan(tmp_path, pauses=QUICK, patience=0.5)
+    return Plan(tmp_path, backoff=QUICK, patience=0.5)
 
 
 def test_a_run_that_failed_is_submitted_again_until_one_finishes(plan: Plan, tmp_path: Path) -> None:
     control = Scripted(["finished:failed", "finished:failed", "finished:completed"])
     heard, said = list[str](), list[str]()
-    assert see_through(plan, control, tmp_path / "memo", say=said.append, hear=heard.append) == 3
+    assert run_until_finished(plan, control, tmp_path / "memo", say=said.append, hear=heard.append) == 3
     assert heard == ["run 1 speaks", "run 2 speaks", "run 3 speaks"]
     assert any("run 2 is lost (finished:failed, because)" in line for line in said)
 
@@ -401,14 +401,16 @@ def test_a_run_that_failed_is_submitted_again_until_one_finishes(plan: Plan, tmp
 def test_a_supervisor_that_was_restarted_goes_on_with_the_run_under_way(plan: Plan, tmp_path: Path) -> None:
     control = Scripted(["finished:completed", "finished:completed"])
     (tmp_path / "memo").write_text('{"run": "2"}')
-    assert see_through(plan, control, tmp_path / "memo") == 2
+    assert run_until_finished(plan, control, tmp_path / "memo") == 2
     assert control.runs == 0, "nothing was submitted"
 
 
-def test_a_run_that_went_down_with_our_superlink_is_not_waited_for(plan: Plan, guard: Guard, tmp_path: Path) -> None:
-    link, control = keeper(guard, "sleep 1000", tmp_path).start(), Scripted(["finished:completed"])
+def test_a_run_that_went_down_with_our_superlink_is_not_waited_for(
+    plan: Plan, group: ProcessGroup, tmp_path: Path
+) -> None:
+    link, control = supervised(group, "sleep 1000", tmp_path).start(), Scripted(["finished:completed"])
     (tmp_path / "memo").write_text('{"run": "7"}')
-    assert see_through(plan, control, tmp_path / "memo", superlink=link) == 1
+    assert run_until_finished(plan, control, tmp_path / "memo", superlink=link) == 1
     assert control.stopped == [7]
     assert not (tmp_path / "memo").exists(), "the next `serve` starts a new run"
     link.stop()
@@ -417,19 +419,21 @@ def test_a_run_that_went_down_with_our_superlink_is_not_waited_for(plan: Plan, g
 def test_there_is_a_limit_to_trying_again(plan: Plan, tmp_path: Path) -> None:
     control = Scripted(["finished:failed"] * 9)
     with pytest.raises(DeploymentError, match=r"run 4 is lost, as were 3 before.*failed, because"):
-        see_through(plan, control, tmp_path / "memo")
+        run_until_finished(plan, control, tmp_path / "memo")
     assert control.runs == 1 + QUICK.attempts
 
 
 def test_a_run_that_an_operator_stopped_stays_stopped(plan: Plan, tmp_path: Path) -> None:
     control = Scripted(["finished:stopped"])
     with pytest.raises(DeploymentError, match="stopped by an operator"):
-        see_through(plan, control, tmp_path / "memo")
+        run_until_finished(plan, control, tmp_path / "memo")
     assert control.runs == 1
 
 
-def test_when_the_superlink_was_restarted_its_run_is_given_up_at_once(plan: Plan, guard: Guard, tmp_path: Path) -> None:
-    link = keeper(guard, "sleep 1000", tmp_path).start()
+def test_when_the_superlink_was_restarted_its_run_is_given_up_at_once(
+    plan: Plan, group: ProcessGroup, tmp_path: Path
+) -> None:
+    link = supervised(group, "sleep 1000", tmp_path).start()
     control = Scripted(["running", "finished:completed"])
     streamed = control.stream
 
@@ -440,7 +444,7 @@ def test_when_the_superlink_was_restarted_its_run_is_given_up_at_once(plan: Plan
         return streamed(run)
 
     control.stream = stream  # type: ignore[method-assign]
-    assert see_through(plan, control, tmp_path / "memo", superlink=link) == 2
+    assert run_until_finished(plan, control, tmp_path / "memo", superlink=link) == 2
     assert control.stopped == [1], "the old run would go on as `running` for another minute"
     link.stop()
 
@@ -456,14 +460,14 @@ def test_a_superlink_that_goes_away_while_a_run_is_submitted_is_waited_for(plan:
 
     control.submit = submit  # type: ignore[assignment, method-assign]
     said: list[str] = []
-    assert see_through(replace(plan, patience=60.0), control, tmp_path / "memo", say=said.append) == 1
+    assert run_until_finished(replace(plan, patience=60.0), control, tmp_path / "memo", say=said.append) == 1
     assert "waiting for the SuperLink on nowhere:1." in said
 
 
 def test_a_superlink_that_is_back_before_the_failure_is_told_is_not_taken_for_the_apps_fault(
-    plan: Plan, guard: Guard, tmp_path: Path
+    plan: Plan, group: ProcessGroup, tmp_path: Path
 ) -> None:
-    link, control = keeper(guard, "sleep 1000", tmp_path).start(), Scripted(["finished:completed"])
+    link, control = supervised(group, "sleep 1000", tmp_path).start(), Scripted(["finished:completed"])
     submitted = control.submit
 
     def submit(*_: object) -> int:
@@ -473,7 +477,7 @@ def test_a_superlink_that_is_back_before_the_failure_is_told_is_not_taken_for_th
         raise DeploymentError("no connection")
 
     control.submit = submit  # type: ignore[assignment, method-assign]
-    assert see_through(plan, control, tmp_path / "memo", superlink=link) == 1
+    assert run_until_finished(plan, control, tmp_path / "memo", superlink=link) == 1
     link.stop()
 
 
@@ -488,14 +492,14 @@ def test_a_run_that_the_superlink_does_not_know_is_lost(plan: Plan, tmp_path: Pa
 
     control.run = run  # type: ignore[method-assign]
     (tmp_path / "memo").write_text('{"run": "5"}')
-    assert see_through(plan, control, tmp_path / "memo", say=said.append) == 1
+    assert run_until_finished(plan, control, tmp_path / "memo", say=said.append) == 1
     assert any("run 5 is lost (the SuperLink does not know it)" in line for line in said)
 
 
 def test_a_run_that_nobody_can_tell_of_is_asked_for_with_pauses_and_not_for_ever(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedquit.flower.deploy.supervision.ASKED_AGAIN", 0.2)
+    monkeypatch.setattr("fedquit.flower.deploy.supervision.STATUS_PAUSE", 0.2)
     control, said, asked = Scripted([]), list[str](), list[int]()
 
     def run(run: int) -> dict[str, Any]:
@@ -504,7 +508,7 @@ def test_a_run_that_nobody_can_tell_of_is_asked_for_with_pauses_and_not_for_ever
 
     control.run = run  # type: ignore[method-assign]
     with pytest.raises(DeploymentError, match=r"nobody could tell for 0 s what became of it: .* out of order"):
-        see_through(plan, control, tmp_path / "memo", say=said.append)
+        run_until_finished(plan, control, tmp_path / "memo", say=said.append)
     assert set(asked) == {1, 2, 3, 4}
     assert len(asked) <= 4 * 5, "half a second for each, with pauses"
     assert sum("cannot be told" in line for line in said) == 4, "once for each"
@@ -525,14 +529,14 @@ def test_an_app_that_cannot_be_submitted_is_told_at_once(plan: Plan, tmp_path: P
 
     control.submit = submit  # type: ignore[assignment, method-assign]
     with pytest.raises(DeploymentError, match="no such key"):
-        see_through(plan, control, tmp_path / "memo")
+        run_until_finished(plan, control, tmp_path / "memo")
 
 
 def test_a_silent_superlink_is_told_of_after_a_while(plan: Plan, tmp_path: Path) -> None:
     control = Scripted([])
     control.up = False
     with pytest.raises(DeploymentError, match="no SuperLink answered on nowhere:1"):
-        see_through(plan, control, tmp_path / "memo")
+        run_until_finished(plan, control, tmp_path / "memo")
 
 
 def test_what_cannot_be_served_is_told_before_anything_starts(tmp_path: Path) -> None:
@@ -548,12 +552,12 @@ def test_the_operator_reaches_the_superlink_with_its_authority(tmp_path: Path) -
     assert written[written["default"]] == {"address": "host:1", "root-certificates": str(tmp_path / "ca.crt")}
     Control("host:1", None, tmp_path)
     written = tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]
-    assert written[stack.CONNECTION] == {"address": "host:1", "insecure": True}
+    assert written[CONNECTION] == {"address": "host:1", "insecure": True}
 
 
 def test_health_is_asked_over_tls_only_where_the_authority_is_known(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    assert not Control(f"{HERE}:{port}", None, tmp_path).healthy(), "nobody listens"
+    assert not Control(f"{LOOPBACK}:{port}", None, tmp_path).healthy(), "nobody listens"
 
 
 # The command line -----------------------------------------------------------------------------------------------------
@@ -592,7 +596,7 @@ COMMANDS = [["demo"], ["serve", ".", "--state", "s"], ["node", "--superlink", "h
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_names_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedquit.flower.deploy.processes.find_spec", lambda _: None)
+    monkeypatch.setattr("fedquit.flower.deploy.environment.find_spec", lambda _: None)
     told = CliRunner().invoke(app, ["flower", *command])
     assert str(told.exception) == "this needs Flower: pip install -e '.[flower]' in the clone."
 
@@ -617,7 +621,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The requests that lie in the outbox when each run of the demo begins: only these reach the server."""
     filed: list[int] = []
 
-    def see_through(plan: Plan, _: Control, memo: Path, **__: object) -> int:
+    def run_until_finished(plan: Plan, _: Control, memo: Path, **__: object) -> int:
         waiting = [entry.id for entry in Outbox(memo.parent / "node-0").entries()]
         result = Path(str(plan.config["fedquit.state"])) / "result.json"
         result.parent.mkdir(exist_ok=True)
@@ -626,9 +630,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return len(filed)
 
     monkeypatch.setattr(demo, "Stack", NoStack)
-    monkeypatch.setattr(demo, "see_through", see_through)
+    monkeypatch.setattr(demo, "run_until_finished", run_until_finished)
     monkeypatch.setattr(demo, "_params", lambda _: {})
-    monkeypatch.setattr(demo, "_measured", lambda *_: {})
+    monkeypatch.setattr(demo, "_accuracies", lambda *_: {})
     return filed
 
 

@@ -16,10 +16,11 @@ from flwr.app import ConfigRecord
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from fedquit.flower import sqlite_wipe as traces
-from fedquit.flower.deploy import supervision as supervise
-from fedquit.flower.deploy.stack import Control
-from fedquit.flower.deploy.supervision import Link, Plan, serve
+from fedquit.flower import sqlite_wipe
+from fedquit.flower.deploy import service
+from fedquit.flower.deploy.control import Control
+from fedquit.flower.deploy.service import Link, serve
+from fedquit.flower.deploy.supervision import Plan
 from fedquit.flower.sqlite_wipe import DATABASE, wipe_traces
 from flower.grid_world import MakeWorld
 
@@ -75,7 +76,7 @@ def test_what_was_deleted_is_gone_and_the_rest_is_there_while_the_store_is_open(
 def test_a_locked_database_is_tried_again_and_then_told_of(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traces, "WAIT", 0.05)
+    monkeypatch.setattr(sqlite_wipe, "WAIT", 0.05)
     store.put_and_delete(SECRET)
     said: list[str] = []
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as other:
@@ -83,7 +84,7 @@ def test_a_locked_database_is_tried_again_and_then_told_of(
         tries: list[float] = []
         monkeypatch.setattr(time, "sleep", tries.append)
         wipe_traces(store.path, said.append)
-        assert len(tries) == traces.TRIES
+        assert len(tries) == sqlite_wipe.TRIES
         (sentence,) = said
         assert sentence.startswith(f"{store.path} may still hold messages that Flower has deleted (database is locked)")
         monkeypatch.setattr(time, "sleep", lambda _: other.execute("ROLLBACK"))
@@ -114,13 +115,13 @@ def test_serving_begins_and_ends_without_traces(tmp_path: Path, monkeypatch: pyt
     folder = tmp_path / "state"
     Store(folder).put_and_delete(SECRET)
 
-    def see_through(*_: object, **__: object) -> int:
+    def run_until_finished(*_: object, **__: object) -> int:
         assert not on_disk(folder, SECRET), "what a killed SuperLink left"
         Store(folder).put_and_delete(SECRET)
         return 1
 
-    monkeypatch.setattr(supervise, "see_through", see_through)
-    monkeypatch.setattr(supervise, "superlink_command", lambda *_: ["sleep", "1000"])
+    monkeypatch.setattr(service, "run_until_finished", run_until_finished)
+    monkeypatch.setattr(service, "superlink_command", lambda *_: ["sleep", "1000"])
     monkeypatch.setattr(Control, "healthy", lambda _: True)
     assert serve(Plan(tmp_path), Link("here:1", mode="insecure"), folder) == 1
     assert not on_disk(folder, SECRET)

@@ -81,11 +81,51 @@ def test_a_question_arrives_as_it_was_sent(
     sent = {**sent, **({"again": next(iter(sent.values()))} if sent else {})}
     question = wire.Question(Ask(task, (client,), split, sent, address), "abc", 7, serving, verdicts)
     content = wire.question_to_records(question)
-    found = wire.question_from_records(travelled(content))
-    assert list(found.ask.sent) == list(sent)
-    assert all(equal(found.ask.sent[n], p) for n, p in sent.items())
-    assert dataclasses.replace(found, ask=dataclasses.replace(found.ask, sent=sent)) == question
+    received = wire.question_from_records(travelled(content))
+    assert list(received.ask.sent) == list(sent)
+    assert all(equal(received.ask.sent[n], p) for n, p in sent.items())
+    assert dataclasses.replace(received, ask=dataclasses.replace(received.ask, sent=sent)) == question
     assert len(content.array_records) == len({id(p) for p in sent.values()}), "under two names it travels once"
+
+
+TASKS_ON_THE_WIRE = {
+    "fedquit.fedavg:Learn",
+    "fedquit.methods.ascent:Climb",
+    "fedquit.methods.fedau:LearnBoth",
+    "fedquit.methods.fedau:SendHead",
+    "fedquit.methods.fedau:TrainHead",
+    "fedquit.methods.fedosd:Unlikely",
+    "fedquit.methods.fedquit:Distill",
+    "fedquit.methods.fedunran:Mislabel",
+    "fedquit.methods.fukd:Imitate",
+    "fedquit.methods.fused:TrainAdapters",
+    "fedquit.methods.mode:Guide",
+    "fedquit.methods.pga:Ascend",
+}
+
+
+def test_names_on_the_wire_stay_those_of_the_first_release(toy_start: Params) -> None:
+    """A server and its nodes are upgraded one after another: a name that changes would part them."""
+    question = wire.Question(Ask(Learn(), (3,), "all", {"start": toy_start}, Address(0, "train")), "abc")
+    asked = wire.question_to_records(question)
+    assert set(asked) == {"fedquit.ask", "fedquit.set0"}
+    words = json.loads(str(asked.config_records["fedquit.ask"]["words"]))
+    assert list(words) == [
+        "task", "client", "split", "sent", "address", "federation", "number", "serving", "verdicts",
+    ]  # fmt: skip
+    assert list(words["address"]) == ["seed", "phase", "round", "question"]
+    assert words["serving"] == {"kind": "", "request": ""}
+    assert list(words["task"]) == ["name", "fields"]
+    answered = wire.answer_to_records(wire.Answer(Reply(3, toy_start, 5), (wire.Pending("a", "client"),)), question)
+    assert set(answered) == {"fedquit.reply", "fedquit.params"}
+    words = json.loads(str(answered.config_records["fedquit.reply"]["words"]))
+    assert list(words) == ["question", "examples", "loss", "forget-pending", "settled"]
+    assert words["question"] == "abc/0/3"
+    assert words["forget-pending"] == [{"request": "a", "kind": "client"}]
+    wire.return_nonce(answered, asked)
+    assert "nonce" in answered.config_records["fedquit.reply"]
+    ours = {name for name in wire.known_tasks() if name.startswith("fedquit.")}
+    assert ours == TASKS_ON_THE_WIRE
 
 
 @settings(max_examples=60)
@@ -106,23 +146,23 @@ def test_an_answer_arrives_as_it_was_sent(
     question = wire.Question(Ask(Learn(), (3,), "all", {}, Address(0, "train")), "abc")
     answer = wire.Answer(Reply(3, params, examples, loss), tuple(pending), ("x",))
     content = travelled(wire.answer_to_records(answer, question))
-    found = wire.answer_from_records(content, question, wire.Expected(params, whole=True))
-    assert equal(found.reply.params, params)
-    assert (found.reply.client, found.reply.examples, found.pending, found.settled) == (
+    received = wire.answer_from_records(content, question, wire.ExpectedReply(params, whole=True))
+    assert equal(received.reply.params, params)
+    assert (received.reply.client, received.reply.examples, received.pending, received.settled) == (
         3,
         examples,
         tuple(pending),
         ("x",),
     )
-    assert found.reply.loss == loss or (math.isnan(loss) and math.isnan(found.reply.loss))
+    assert received.reply.loss == loss or (math.isnan(loss) and math.isnan(received.reply.loss))
 
 
 def test_parameters_come_back_in_the_servers_order() -> None:
     like = {"b": torch.zeros(2), "a": torch.zeros(1)}
     question = wire.Question(Ask(Learn(), (3,), "all", {"start": like}, Address(0, "train")), "abc")
     turned = wire.answer_to_records(wire.Answer(Reply(3, dict(reversed(like.items())), 1)), question)
-    found = wire.answer_from_records(turned, question, wire.Expected(like, whole=True))
-    assert list(found.reply.params) == ["b", "a"]
+    received = wire.answer_from_records(turned, question, wire.ExpectedReply(like, whole=True))
+    assert list(received.reply.params) == ["b", "a"]
 
 
 def reworded(content: RecordDict, **changes: Any) -> RecordDict:
@@ -176,7 +216,7 @@ class Odd(Task):
 
 def test_what_cannot_travel_is_refused_before_it_is_sent() -> None:
     with pytest.raises(InputError, match="only scalars can travel"):
-        wire.task_to_words(Odd())
+        wire.task_to_body(Odd())
     with pytest.raises(InputError, match=r"bfloat16, which Flower cannot carry"):
         wire.params_to_record({"a": torch.zeros(1, dtype=torch.bfloat16)})
 
@@ -194,18 +234,18 @@ def test_what_cannot_travel_is_refused_before_it_is_sent() -> None:
     ],
 )  # fmt: skip
 def test_a_tensor_that_is_none_is_refused_before_memory_is_taken(array: Array) -> None:
-    with pytest.raises(wire.Refused, match="cannot be read"):
+    with pytest.raises(wire.InvalidMessage, match="cannot be read"):
         wire.params_from_record(ArrayRecord({"a": array}))
 
 
 def test_what_may_come_back_is_what_the_task_answers(toy_model: FunctionalModel, toy_start: Params) -> None:
-    learn = wire.expected_of(Learn(), toy_model, {"start": toy_start})
+    learn = wire.expected_reply(Learn(), toy_model, {"start": toy_start})
     assert learn.whole
     assert list(learn.like) == list(toy_start)
     adapters = {"adapter:x": torch.zeros(3)}
-    fused = wire.expected_of(TrainAdapters(), toy_model, {"start": {"x": torch.zeros(30)}, "adapters": adapters})
+    fused = wire.expected_reply(TrainAdapters(), toy_model, {"start": {"x": torch.zeros(30)}, "adapters": adapters})
     assert fused.whole
     assert list(fused.like) == ["adapter:x"]
-    ascend = wire.expected_of(Ascend(), toy_model, {"start": toy_start})  # needs what only the client has
+    ascend = wire.expected_reply(Ascend(), toy_model, {"start": toy_start})  # needs what only the client has
     assert not ascend.whole
     assert list(ascend.like) == list(toy_start)

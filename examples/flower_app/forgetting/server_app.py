@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server: trains, and forgets whom it is asked to forget."""
+"""The server: trains the model, and unlearns clients that ask to be forgotten."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train with FedAvg, take requests, unlearn, recover; the state folder goes on where a run stopped."""
+    """Train with FedAvg, receive requests, unlearn, recover; a run continues from its state directory."""
     serve(grid, context, model=lambda context: Net(), evaluate=test_accuracy)

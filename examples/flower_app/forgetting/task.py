@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network and the data: the handwritten digits that come with scikit-learn, dealt out with skewed labels."""
+"""The network and the data: the handwritten digits of scikit-learn, divided among clients with skewed labels."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ class Net(nn.Sequential):
 
 @cache
 def dealt(partitions: int) -> FederatedData:
-    """The digits, dealt out to so many clients."""
+    """The digits, divided among so many clients."""
     return federate(load_dataset("digits"), partition="lda", alpha=0.3, clients=partitions, seed=0)
 
 
 def load_partition(number: int, partitions: int) -> tuple[Tensor, Tensor]:
-    """The images and labels of one client."""
+    """The images (n, 1, 8, 8) and labels (n,) of one client."""
     data = dealt(partitions)
     return data.x[data.train[number]], data.y[data.train[number]]
 
 
 def accuracy(params: dict[str, Tensor], x: Tensor, y: Tensor) -> float:
-    """Of a model on some images, in percent."""
+    """The accuracy of a model on these images, in percent."""
     with torch.no_grad():
-        guesses = functional_call(Net(), params, (x,)).argmax(-1)
-    return 100 * float((guesses == y).float().mean())
+        predictions = functional_call(Net(), params, (x,)).argmax(-1)
+    return 100 * float((predictions == y).float().mean())
 
 
 def test_accuracy(params: dict[str, Tensor]) -> float:
-    """Of a model on images that no client has, in percent."""
+    """The accuracy of a model on images that no client has, in percent."""
     data = load_dataset("digits")
     return accuracy(params, data.test_x, data.test_y)

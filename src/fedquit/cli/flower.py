@@ -75,7 +75,8 @@ def demo(
 ) -> None:
     """See a node forgotten in a real federation: a SuperLink, 4 SuperNodes, TLS, node keys. Under 4 minutes."""
     from fedquit.flower.deploy import demo as shown
-    from fedquit.flower.deploy.processes import orderly_end, require_flower
+    from fedquit.flower.deploy.environment import require_flower
+    from fedquit.flower.deploy.processes import orderly_end
 
     require_flower()
     with orderly_end():
@@ -83,7 +84,7 @@ def demo(
     if as_json:
         typer.echo(json.dumps(results))
     else:
-        for line in shown.told(results):
+        for line in shown.summary(results):
             screen.print(line, **PLAIN)
 
 
@@ -106,9 +107,11 @@ def serve(
     """Run a SuperLink and see a run through: it is started again after every failure, until it has finished."""
     from dataclasses import replace
 
-    from fedquit.flower.deploy.processes import orderly_end, require_flower
-    from fedquit.flower.deploy.supervision import AGAIN, STATE, Link, Plan
-    from fedquit.flower.deploy.supervision import serve as see_through
+    from fedquit.flower.deploy.environment import require_flower
+    from fedquit.flower.deploy.processes import orderly_end
+    from fedquit.flower.deploy.service import Link
+    from fedquit.flower.deploy.service import serve as run_service
+    from fedquit.flower.deploy.supervision import RUN_BACKOFF, STATE, Plan
     from fedquit.flower.sqlite_wipe import FOLDER
 
     require_flower()
@@ -118,9 +121,9 @@ def serve(
         raise InputError("give --ca with the authority of the SuperLink to attach to, or say --insecure.")
     link = Link(address, tls, None if insecure else ca, ours=not attach, mode="insecure" if insecure else "secure")
     config = {STATE: str(state.resolve()), **as_settings(settings)}
-    plan = Plan(flower_app, config, pauses=replace(AGAIN, attempts=attempts))
+    plan = Plan(flower_app, config, backoff=replace(RUN_BACKOFF, attempts=attempts))
     with orderly_end():
-        run = see_through(plan, link, state / FOLDER, members=members, say=say, hear=hear)
+        run = run_service(plan, link, state / FOLDER, members=members, say=say, hear=hear)
     screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
 
 
@@ -151,10 +154,11 @@ def node(
     insecure: Insecure = False,
 ) -> None:
     """Run a SuperNode and start it again when it ends; Ctrl-C stops it."""
+    from fedquit.flower.deploy.commands import Node
+    from fedquit.flower.deploy.environment import free_ports, require_flower
     from fedquit.flower.deploy.keys import NodeKey
-    from fedquit.flower.deploy.processes import free_ports, orderly_end, require_flower
-    from fedquit.flower.deploy.stack import Node
-    from fedquit.flower.deploy.supervision import attend
+    from fedquit.flower.deploy.processes import orderly_end
+    from fedquit.flower.deploy.service import run_node
 
     require_flower()
     if not insecure and (ca is None or key is None):
@@ -163,4 +167,4 @@ def node(
     config: dict[str, Any] = {"fedquit-home": str(home.resolve()), **as_settings(settings)}
     made = Node(name, free_ports(1)[0], config, own)
     with orderly_end():
-        attend(made, superlink, None if insecure or ca is None else _file(ca), home / "flower", say=say)
+        run_node(made, superlink, None if insecure or ca is None else _file(ca), home / "flower", say=say)

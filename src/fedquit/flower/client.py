@@ -1,59 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client's side: a few lines make a Flower `ClientApp` erasable.
+"""The client's side: `erasable` lets a Flower `ClientApp` answer fedquit's messages.
 
     app = erasable(ClientApp(), model=lambda context: Net(), data=load_my_data)
 
-Flower starts a new process for each message and forgets a client's state with its node; so what a client keeps, and
-what its owner has asked for, lies in files in the client's *home*.
+Flower starts a new process for each message and loses a client's state when its node ends. So the client's memory and
+its owner's requests are files in the client's *home* directory.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedquit.core import Model
+from fedquit.core import Model, Reply
 from fedquit.core.params import placed
-from fedquit.data.preprocessing import AS_STORED, Look
-from fedquit.engine import Address, Examples, run_client
-from fedquit.engine.plan import fixed_uniforms
+from fedquit.engine import Examples, run_client
 from fedquit.engine.sequential import at_home, reply_of
-from fedquit.errors import FedquitError, InputError, RequestError
+from fedquit.errors import FedquitError, InputError
 from fedquit.flower import wire
-from fedquit.flower.outbox import Entry, Outbox, require_id
+from fedquit.flower.client_data import ClientData, ClientSplits
+from fedquit.flower.outbox import Outbox, require_id
 from fedquit.models import FunctionalModel
 from fedquit.running.store import DiskMemory, locked
 
-ACTION = "fedquit"  # messages of the types train.fedquit and query.fedquit are ours
-
-
-@dataclass(frozen=True)
-class ClientData:
-    """What a client trains on. A request for samples names them by their place in `x`, counted from 0."""
-
-    x: Tensor
-    y: Tensor
-    look: Look = AS_STORED
-    positions: Tensor | None = None  # the examples' own numbers, where they have any: what a task draws for them once
-
-    def __post_init__(self) -> None:
-        if len(self.x) != len(self.y):
-            raise InputError(f"there are {len(self.x)} examples and {len(self.y)} labels: give one label for each.")
-
-    @property
-    def numbers(self) -> Tensor:
-        """The examples' own numbers."""
-        return torch.arange(len(self.y)) if self.positions is None else self.positions
-
+__all__ = ["ClientData", "DataOf", "HomeOf", "ModelOf", "as_data", "erasable", "functional", "home_from"]
 
 ModelOf = Callable[[Context], nn.Module | Model]
 DataOf = Callable[[Context], ClientData | tuple[Tensor, Tensor]]
@@ -61,11 +39,12 @@ HomeOf = Callable[[Context], Path]
 
 
 def home_from(context: Context) -> Path:
-    """`fedquit-home` of the node's own configuration; in a simulation, a folder for each partition below the run's."""
+    """The client's home: the node's `fedquit-home`, or in a simulation one directory a partition below the run's."""
     own = context.node_config.get("fedquit-home")
     if own:
         return Path(str(own))
-    shared, partition = context.run_config.get("fedquit.home"), context.node_config.get("partition-id")
+    shared = context.run_config.get("fedquit.home")
+    partition = context.node_config.get("partition-id")
     if shared and partition is not None:
         return Path(str(shared)) / f"partition-{partition}"
     raise InputError(
@@ -75,38 +54,41 @@ def home_from(context: Context) -> Path:
 
 
 def erasable(app: ClientApp, *, model: ModelOf, data: DataOf, home: Path | HomeOf = home_from) -> ClientApp:
-    """Let a `ClientApp` answer fedquit's questions, beside whatever it does already.
+    """Let a `ClientApp` answer fedquit's messages, in addition to its own.
 
     Args:
         app: the app; its own functions stay as they are.
         model: the network, given the context: a `torch.nn.Module`, or a `fedquit.core.Model`.
-        data: what this client trains on, given the context: (x, y), or a `ClientData`.
-        home: the folder for what the client keeps and for its owner's requests; a function of the context where
-            several clients share a machine and its configuration.
+        data: what this client trains on, given the context: (x, y) with one label for each example, or a `ClientData`.
+        home: the directory for the client's memory and its owner's requests; a function of the context where several
+            clients share a machine and its configuration.
+
+    Returns:
+        The same app.
     """
-    where = home if callable(home) else (lambda _context: home)
+    home_of = home if callable(home) else (lambda _context: home)
 
     def client(context: Context) -> _Client:
-        return _Client(partial(model, context), partial(data, context), where(context), context)
+        return _Client(partial(model, context), partial(data, context), home_of(context), context)
 
-    @app.train(ACTION)  # type: ignore[untyped-decorator, unused-ignore]
+    @app.train(wire.ACTION)  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
-        return _answered(message, lambda: client(context).answer(message))
+        return _reply_to(message, lambda: client(context).answer(message))
 
-    @app.query(ACTION)  # type: ignore[untyped-decorator, unused-ignore]
+    @app.query(wire.ACTION)  # type: ignore[untyped-decorator, unused-ignore]
     def status(message: Message, context: Context) -> Message:
-        return _answered(message, lambda: client(context).status(message))
+        return _reply_to(message, lambda: client(context).status(message))
 
     return app
 
 
-def _answered(message: Message, work: Callable[[], Any]) -> Message:
-    """A fault that somebody can mend goes back as its sentence; all others are Flower's to report."""
+def _reply_to(message: Message, work: Callable[[], RecordDict]) -> Message:
+    """A reply with the result; an error that somebody can correct goes back as its sentence, others to Flower."""
     try:
         content = work()
     except FedquitError as error:
         content = wire.refusal_to_records(str(error))
-    wire.stamp_like(content, message.content)
+    wire.return_nonce(content, message.content)
     return Message(content, reply_to=message)
 
 
@@ -120,7 +102,7 @@ def functional(make: Callable[[], nn.Module | Model]) -> Model:
 
 
 def as_data(given: ClientData | tuple[Tensor, Tensor]) -> ClientData:
-    """(x, y), or more."""
+    """`ClientData` from whatever the user's function returns."""
     return given if isinstance(given, ClientData) else ClientData(*given)
 
 
@@ -133,125 +115,51 @@ class _Client:
     home: Path
     context: Context
 
-    def answer(self, message: Message) -> Any:  # noqa: ANN401 - Flower's records have no types here
-        """Do the task of a question."""
+    def answer(self, message: Message) -> RecordDict:
+        """Carry out the task of a question."""
         question = wire.question_from_records(message.content)
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
             settled = _settle(outbox, question.verdicts)
-            mine = self._examples(outbox, question)
-            reply = self._work(question, mine)
-            return wire.answer_to_records(wire.Answer(reply, self._pending(outbox), settled), question)
+            splits = ClientSplits(as_data(self.make_data()), outbox)
+            reply = self._work(question, splits.examples(question))
+            return wire.answer_to_records(wire.Answer(reply, splits.pending(), settled), question)
 
-    def _work(self, question: wire.Question, mine: Examples) -> Any:  # noqa: ANN401
-        ask, client, device = question.ask, question.client, mine.y.device
+    def _work(self, question: wire.Question, examples: Examples) -> Reply:
+        ask = question.ask
+        client = question.client
+        device = examples.y.device
         memory = DiskMemory(self.home / "memory" / require_id(question.federation, "federation"), device=device)
         memory.move(question.round_place)
         memory.settle()  # a round may be asked again from its beginning, never an earlier one
         memory.move(question.place)
         sent = {name: placed(params, device) for name, params in ask.sent.items()}
         sent |= at_home(memory, ask.task, client)
-        done = run_client(functional(self.make_model), ask.task, mine, sent, ask.address.seed_for(client))
-        return reply_of(memory, client, len(mine.y), done)
+        done = run_client(functional(self.make_model), ask.task, examples, sent, ask.address.seed_for(client))
+        return reply_of(memory, client, len(examples.y), done)
 
-    def status(self, message: Message) -> Any:  # noqa: ANN401
-        """How many examples there are, and which requests wait."""
-        words = wire.words_from_records(message.content)
+    def status(self, message: Message) -> RecordDict:
+        """How many examples there are, and which requests are pending."""
+        body = wire.body_from_records(message.content)
+        verdicts = dict(body.get("verdicts", {}))
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
-            settled = _settle(outbox, {str(k): str(v) for k, v in dict(words.get("verdicts", {})).items()})
-            pending = self._pending(outbox)
+            settled = _settle(outbox, {str(request): str(verdict) for request, verdict in verdicts.items()})
+            splits = ClientSplits(as_data(self.make_data()), outbox)
+            pending = splits.pending()
             partition = self.context.node_config.get("partition-id")
-            return wire.words_to_records(
+            return wire.body_to_records(
                 {
-                    "examples": int(self._present(outbox).sum()),
+                    "examples": int(splits.present().sum()),
                     "partition": None if partition is None else str(partition),
-                    **wire.beside_to_words(pending, settled),
+                    **wire.requests_to_body(pending, settled),
                 }
             )
 
-    @cached_property
-    def _data(self) -> ClientData:
-        return as_data(self.make_data())
-
-    def _present(self, outbox: Outbox) -> Tensor:
-        """Which examples have not been forgotten."""
-        present = torch.ones(len(self._data.y), dtype=torch.bool)
-        for entry in outbox.entries():
-            if entry.status == "served" and entry.kind == "samples":
-                present[self._places(outbox, entry)] = False
-        return present
-
-    def _places(self, outbox: Outbox, entry: Entry) -> list[int]:
-        """Where the samples of a request lie; a place that is gone says that the data is not what it was."""
-        count = len(self._data.y)
-        if max(entry.positions, default=-1) >= count:
-            raise InputError(
-                f"{outbox.folder / entry.id}.json names sample {max(entry.positions)}, and this client has only "
-                f"{count} samples now: give it its data as it was, in the same order; what was forgotten is left out "
-                "by itself."
-            )
-        return list(entry.positions)
-
-    def _examples(self, outbox: Outbox, question: wire.Question) -> Examples:
-        data, ask = self._data, question.ask
-        if any(e.kind == "client" and e.status == "served" for e in outbox.entries()):
-            raise RequestError("this client has been forgotten at its owner's request, and works no more.")
-        present = self._present(outbox)
-        marked = self._marked(outbox, question.serving) & present
-        chosen = {"all": present, "forget": marked, "retain": present & ~marked}[ask.split]
-        at = chosen.nonzero().squeeze(1)
-        own = Address(ask.address.seed, "fixed").seed_for(question.client)
-        fixed = fixed_uniforms(data.numbers[at.cpu()], own, data.y.shape[1:])
-        device = data.y.device
-        return Examples(
-            data.x[at.to(device)], data.y[at.to(device)], fixed.to(device), marked[at].to(device), data.look
-        )
-
-    def _marked(self, outbox: Outbox, serving: wire.Serving) -> Tensor:
-        marked = torch.full((len(self._data.y),), serving.kind == "client")
-        if serving.kind == "samples":
-            marked[self._places(outbox, self._chosen(outbox, outbox.get(serving.request)))] = True
-        return marked
-
-    def _chosen(self, outbox: Outbox, entry: Entry) -> Entry:
-        """The samples of a request: those it names, or as many as its fraction says, drawn once and written down."""
-        if not entry.positions:
-            left = self._present(outbox).nonzero().squeeze(1)
-            count = max(1, round(entry.fraction * len(left)))
-            seed = int.from_bytes(hashlib.blake2b(entry.id.encode(), digest_size=7).digest(), "big")
-            drawn = torch.randperm(len(left), generator=torch.Generator().manual_seed(seed))[:count]
-            entry = outbox.choose(entry.id, left[drawn].tolist())
-        return entry
-
-    def _pending(self, outbox: Outbox) -> tuple[wire.Pending, ...]:
-        """What the server should know, as much as a reply may carry; what cannot be served is refused here and now."""
-        found = []
-        for entry in outbox.pending():
-            if entry.kind == "samples":
-                reason = _unusable(self._chosen(outbox, entry).positions, self._present(outbox))
-                if reason:
-                    outbox.settle(entry.id, reason)
-                    continue
-            found.append(wire.Pending(entry.id, entry.kind))
-        found.sort(key=lambda p: p.kind)  # the whole client first: it makes the others needless
-        return tuple(found[: wire.MOST_PENDING])
-
-
-def _unusable(positions: tuple[int, ...], present: Tensor) -> str:
-    """Why these samples cannot be forgotten; "" if they can."""
-    if not positions or positions[-1] >= len(present):
-        return f"it names sample {positions[-1] if positions else '-'}, and this client has {len(present)}."
-    left = present[list(positions)]
-    if not bool(left.any()):
-        return "all samples that it names have been forgotten already."
-    if int(left.sum()) >= int(present.sum()):
-        return "it names every sample that is left: ask for the whole client to be forgotten."
-    return ""
-
 
 def _settle(outbox: Outbox, verdicts: Mapping[str, str]) -> tuple[str, ...]:
-    known = {e.id for e in outbox.entries()}
+    """Write the server's verdicts to the outbox; the ids of all of them, which the reply confirms."""
+    known = {entry.id for entry in outbox.entries()}
     for request, verdict in verdicts.items():
         if request in known:
             outbox.settle(request, verdict)

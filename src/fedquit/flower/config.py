@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server is told: the `fedquit` table of a Flower app's configuration."""
+"""The server's settings: the `fedquit` table of a Flower app's configuration."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ FALLBACKS = ("not", "retrain")
 class ServerConfig:
     """`[tool.flwr.app.config.fedquit]` in the app's pyproject.toml; each key can be set for a run (--run-config)."""
 
-    state: str = ""  # the server's own folder: the books, the model
-    recipe: str = ""  # a recipe whose [train], [method] and seed are taken instead of those here
+    state: str = ""  # the server's state directory: ledger, clients, models
+    recipe: str = ""  # a recipe whose [train], [method] and seed replace those here
     seed: int = 0
     train: TrainRecipe = field(default_factory=TrainRecipe)
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedquit"})
-    recover_rounds: int = 3  # at most
-    recover_until: float = 0.0  # the accuracy (of the app's own evaluation) that ends a recovery; 0: all rounds
-    min_nodes: int = 2  # without which a round does not begin; one less for each client that was forgotten
-    min_replies: int = 0  # without which a round is repeated; 0: half of those asked
-    wait: float = 600.0  # seconds for nodes to come
+    recover_rounds: int = 3  # the most rounds of a recovery
+    recover_until: float = 0.0  # accuracy in % (of the app's evaluation) that ends a recovery early; 0: all rounds
+    min_nodes: int = 2  # nodes that a round needs to begin; one less for each client that was forgotten
+    min_replies: int = 0  # replies that a round needs, or it is repeated; 0: half of those asked
+    wait: float = 600.0  # seconds for nodes to come online
     timeout: float = 600.0  # seconds for an answer
-    deadline: float = 3600.0  # seconds for a client that leaves, before the fallback is taken
-    fallback: str = "not"  # what serves a request whose client does not answer: not, retrain
-    allow_unauthenticated: bool = False  # serve requests of nodes without a registered key
-    together: bool = True  # several requests in one round, or one after another
-    sweep: int = 0  # ask all nodes for requests after so many rounds; 0: at the beginning and at the end
+    deadline: float = 3600.0  # seconds for a client that leaves to answer, before the fallback is used
+    fallback: str = "not"  # the method for a request whose client does not answer: not, retrain
+    allow_unauthenticated: bool = False  # whether to serve requests of nodes without a registered key
+    together: bool = True  # whether several requests are served in one round, or one after another
+    sweep: int = 0  # ask all nodes for requests after every so many rounds; 0: only at the beginning and the end
 
     def __post_init__(self) -> None:
         if not self.state:
-            raise InputError("the server has no folder: set fedquit.state in the app's configuration.")
+            raise InputError("the server has no state directory: set fedquit.state in the app's configuration.")
         if self.fallback not in FALLBACKS:
             raise InputError(f"fedquit.fallback is {self.fallback!r}: it must be {' or '.join(FALLBACKS)}.")
         positive = {"wait": self.wait, "timeout": self.timeout, "deadline": self.deadline, "min_nodes": self.min_nodes}
@@ -64,17 +64,17 @@ class ServerConfig:
 
     @property
     def run_seed(self) -> int:
-        """From which all random numbers follow."""
+        """The seed of all random numbers of the run."""
         return self._recipe.seed
 
     @property
     def training(self) -> Training:
-        """As the federation wants it."""
+        """The settings of local training."""
         return self._recipe.train.training()
 
     @property
     def method_name(self) -> str:
-        """As in the table of methods."""
+        """The method's name in `fedquit list methods`."""
         return self._recipe.method_name
 
     def build_method(self) -> Method:
@@ -82,30 +82,31 @@ class ServerConfig:
         return self._recipe.build_method()
 
     def build_fallback(self) -> Method:
-        """The method for a client that does not answer: it asks the others at most."""
+        """The method for a client that does not answer; it needs the other clients at most."""
         return dataclasses.replace(Recipe(), method={"name": self.fallback}).build_method()
 
     @classmethod
     def of(cls, run_config: Mapping[str, Any]) -> ServerConfig:
-        """From the keys of a run that begin with `fedquit.`: Flower flattens tables with dots."""
+        """The settings in a run's configuration: keys that begin with `fedquit.`; Flower flattens tables with dots."""
         values: dict[str, Any] = {}
         for key, value in run_config.items():
-            first, *folders = key.split(".")
-            if first != "fedquit" or not folders or folders == ["home"]:  # a client's own
+            first, *parts = key.split(".")
+            if first != "fedquit" or not parts or parts == ["home"]:  # fedquit.home is a client's setting
                 continue
-            at = values
-            for folder in folders[:-1]:
-                at = at.setdefault(folder.replace("-", "_"), {})
-            at[folders[-1].replace("-", "_")] = value
+            *tables, name = [part.replace("-", "_") for part in parts]
+            table = values
+            for part in tables:
+                table = table.setdefault(part, {})
+            table[name] = value
         if isinstance(values.get("method"), dict):
-            values["method"] = _chosen(values["method"])
+            values["method"] = _method_settings(values["method"])
         return build(cls, values, "fedquit")
 
 
-def _chosen(method: Mapping[str, Any]) -> dict[str, Any]:
-    """The method's settings without the tables of others: a run may choose any method that the app has a table for."""
+def _method_settings(method: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the chosen method, without the tables of other methods, which an app may hold as well."""
     tables = {name: table for name, table in method.items() if isinstance(table, dict)}
     for name in tables:
         lookup(METHODS, name, "method")
-    own = tables.get(str(method.get("name", "fedquit")), {})
-    return {**{key: value for key, value in method.items() if key not in tables}, **own}
+    shared = {key: value for key, value in method.items() if key not in tables}
+    return {**shared, **tables.get(str(method.get("name", "fedquit")), {})}

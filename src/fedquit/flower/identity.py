@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is a node? The key that the operator registered for it; never its node id, and never what it says of itself.
+"""The identity of a node: the key that the operator registered for it, not its node id or what it claims.
 
-A node that registered itself, as all do in an insecure deployment and in a simulation, is known only by the partition
-that it claims, and marked unauthenticated.
+A node without a registered key, as in an insecure deployment or a simulation, is identified by the partition that it
+claims, and marked unauthenticated.
 """
 
 from __future__ import annotations
@@ -15,17 +15,25 @@ from fedquit.flower.roster import Identity
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Of a public key: the beginning of its SHA-256, in hexadecimal."""
+    """The fingerprint of a public key: the first 32 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(public_key).hexdigest()[:32]
 
 
 def is_registered(node: NodeInfo) -> bool:
-    """Whether the operator registered the node's key: only then does it have a name in the SuperLink's books."""
+    """Whether the operator registered the node's key: only then does the SuperLink have a name for it."""
     return node.HasField("name") and bool(node.name) and bool(node.public_key)
 
 
 def identity_of(node: NodeInfo, claimed: object) -> Identity | None:
-    """The identity of a node that claims a partition; None where there is nothing to know it by."""
+    """The identity of a node.
+
+    Args:
+        node: what the SuperLink knows of it.
+        claimed: the partition that the node claims, which counts only where it has no registered key.
+
+    Returns:
+        Its identity; None where it has neither a registered key nor a valid partition.
+    """
     if is_registered(node):
         return Identity(f"key:{fingerprint(node.public_key)}", node.name, authenticated=True)
     if not isinstance(claimed, str) or not claimed.isdecimal() or len(claimed) > 9:

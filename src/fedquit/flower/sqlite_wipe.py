@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Flower's database has deleted goes from the disk as well.
+"""Removes deleted messages from the disk of a SuperLink.
 
-A SuperLink keeps messages, and the models in them, in a file of SQLite's. What it deletes from there stays readable in
-free pages of the file and in the log beside it, until something else happens to be written over it.
+A SuperLink stores messages, and the models in them, in an SQLite file. What it deletes stays readable in free pages of
+the file and in the write-ahead log, until something else happens to be written over it.
 """
 
 from __future__ import annotations
@@ -10,29 +10,34 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from fedquit.flower.deploy.processes import Say
-
-FOLDER, DATABASE = "flower", "superlink.db"  # below the state folder: what belongs to a SuperLink of our own
+FOLDER = "flower"  # in the state directory: the files of a SuperLink that fedquit runs
+DATABASE = "superlink.db"  # in that folder
 TRIES = 4  # while a SuperLink reads and writes
-WAIT = 3.0  # seconds for a lock, and less than a SuperLink waits for one
-PAUSE = 1.0
+WAIT = 3.0  # seconds for a lock; less than a SuperLink waits for one
+PAUSE = 1.0  # seconds between two tries
 
 
-def wipe_traces(database: Path, say: Say) -> None:
-    """Rewrite a database without what was deleted from it; a SuperLink may be at work on it."""
+def wipe_traces(database: Path, say: Callable[[str], None]) -> None:
+    """Rewrite a database without the rows that were deleted from it; a SuperLink may be using it.
+
+    Args:
+        database: the SQLite file; nothing happens if it does not exist.
+        say: takes one sentence for the operator, if the database stays locked.
+    """
     if not database.exists():
         return
-    for left in reversed(range(TRIES)):
+    for tries_left in reversed(range(TRIES)):
         try:
             _rewrite(database)
         except sqlite3.Error as error:
-            if not left:
+            if not tries_left:
                 say(f"{database} may still hold messages that Flower has deleted ({error}): it is tried again later.")
         else:
             return
-        time.sleep(PAUSE if left else 0)
+        time.sleep(PAUSE if tries_left else 0)
 
 
 def _rewrite(database: Path) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole erasure in a real federation on this machine: trained, asked for, unlearned, recovered, and looked at.
+"""The demonstration: one client is trained with, asks to be forgotten, and is unlearned, in real processes on loopback.
 
-Only the looking is not real: the demo reads the server's models from disk and the leaving node's data with the example
-app's own functions, which in a federation of several parties nobody could.
+The accuracies at the end are the only part that a real federation could not have: the demo reads the server's models
+and the leaving node's data, which lie on one machine here.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedquit.errors import InputError, StoreError
-from fedquit.flower.deploy.processes import DeploymentError, Say
-from fedquit.flower.deploy.stack import Stack, Value
-from fedquit.flower.deploy.supervision import STATE, Plan, see_through
+from fedquit.flower.deploy.commands import Value
+from fedquit.flower.deploy.errors import DeploymentError
+from fedquit.flower.deploy.processes import Say
+from fedquit.flower.deploy.stack import Stack
+from fedquit.flower.deploy.supervision import STATE, Plan, run_until_finished
 
 if TYPE_CHECKING:
     from fedquit.core import Params
 
 HERE = Path(__file__).parent
-NODES, LEAVING = 4, 0
-ROUNDS, RECOVERY = 4, 1
+NODES = 4
+LEAVING = 0  # the node whose owner asks
+ROUNDS = 4
+RECOVERY_ROUNDS = 1
 SETTINGS: dict[str, Value] = {
     "fedquit.train.rounds": ROUNDS,
-    "fedquit.train.epochs": 4.0,  # few rounds, since each takes seconds; so much work in each
+    "fedquit.train.epochs": 4.0,  # much work in each round, since a round takes seconds whatever it does
     "fedquit.method.fedquit.lr": 4e-3,
-    "fedquit.recover-rounds": RECOVERY,
+    "fedquit.recover-rounds": RECOVERY_ROUNDS,
     "fedquit.min-nodes": NODES,
     "partitions": NODES,
 }
-NOTE = re.compile(r"fedquit: (.*)")  # what the server tells the operator, among all that Flower says
+NOTE = re.compile(r"fedquit: (.*)")  # a sentence of the server, among the lines of Flower's log
 BEFORE, UNLEARNED, RECOVERED = "before", "unlearned", "recovered"
 
 
 def app_folder() -> Path:
-    """The example app: packaged, or in the clone."""
+    """The directory of the example app, in the installed package or in the clone."""
     for folder in (HERE.parent / "app", HERE.parents[3] / "examples" / "flower_app"):
         if (folder / "pyproject.toml").exists():
             return folder
@@ -51,87 +55,99 @@ def app_folder() -> Path:
 
 
 def run(out: Path | None = None, *, say: Say = lambda _: None) -> dict[str, Any]:
-    """Carry the demo out; what was measured. Without a folder nothing is kept."""
+    """Run the demo.
+
+    Args:
+        out: a new folder that keeps logs, keys and state; without one they are deleted.
+        say: takes one sentence for the operator.
+
+    Returns:
+        What was measured: accuracies in percent, bytes, seconds, and the ledger's entry of the erasure.
+    """
     if out and out.exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty: give a new folder, since keys are never used twice.")
-    with contextlib.ExitStack() as kept:
-        folder = out or Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="fedquit-")))
-        app = Path(shutil.copytree(app_folder(), folder / "flower-app"))  # Flower writes beside what it reads
-        return _carry_out(folder.resolve(), app, say)
+    with contextlib.ExitStack() as cleanup:
+        folder = out or Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="fedquit-")))
+        app = Path(shutil.copytree(app_folder(), folder / "flower-app"))  # Flower writes into the app's folder
+        return _run_in(folder.resolve(), app, say)
 
 
-def _carry_out(folder: Path, app: Path, say: Say) -> dict[str, Any]:
-    homes = [folder / f"node-{i}" for i in range(NODES)]
-    nodes: list[dict[str, Value]] = [
-        {"partition-id": i, "num-partitions": NODES, "fedquit-home": str(home)} for i, home in enumerate(homes)
-    ]
+def _run_in(folder: Path, app: Path, say: Say) -> dict[str, Any]:
     began = time.monotonic()
+    state = folder / "state"
+    homes = [folder / f"node-{i}" for i in range(NODES)]
+    configs: list[dict[str, Value]] = []
+    for i, home in enumerate(homes):
+        configs.append({"partition-id": i, "num-partitions": NODES, "fedquit-home": str(home)})
     say(f"a SuperLink and {NODES} SuperNodes start, with TLS and a key for each; their logs are in {folder / 'stack'}.")
-    with Stack(folder / "stack", nodes, say=say) as stack:
+    with Stack(folder / "stack", configs, say=say) as stack:
         say(f"all are there, on {stack.control.address}. Each message starts a process: a round takes ten seconds.")
-        watcher = _Watcher(folder / "state", homes[LEAVING], say)
-        plan = Plan(app, {**SETTINGS, STATE: str(folder / "state")})
-        follow = partial(see_through, plan, stack.control, folder / "run.json", superlink=stack.superlink, hear=watcher)
-        run_id = follow()
-        if not _erasures(folder / "state"):  # the log came late, and the request after the last round
-            watcher.ask()
+        owner = _Owner(state, homes[LEAVING], say)
+        plan = Plan(app, {**SETTINGS, STATE: str(state)})
+        run_app = partial(
+            run_until_finished, plan, stack.control, folder / "run.json", superlink=stack.superlink, hear=owner
+        )
+        run_id = run_app()
+        if not _erasures(state):  # the log was late, and the request came after the last round
+            owner.ask()
             say("the run had ended before the request came: another goes on from its state and serves it.")
-            run_id = follow()
+            run_id = run_app()
         traffic = stack.control.run(run_id)["network-traffic"]
         say("all processes stop.")
-    erasures = _erasures(folder / "state")
+    erasures = _erasures(state)
     if not erasures:
         raise DeploymentError("the node's request never reached the server: give --out and look at the logs there.")
-    watcher.models[RECOVERED] = _params(folder / "state" / "model.safetensors")
-    measured = _measured(app, watcher.models)
+    owner.models[RECOVERED] = _params(state / "model.safetensors")
     return {
         "nodes": NODES,
         "leaving": f"node-{LEAVING}",
-        "accuracy": measured,
+        "accuracy": _accuracies(app, owner.models),
         "bytes": traffic["total-bytes"],
         "seconds": time.monotonic() - began,
         "erasure": erasures[0],
     }
 
 
-class _Watcher:
-    """Hears what the server says, passes it on, and acts on it: the node asks, and models are taken down."""
+class _Owner:
+    """The owner of the leaving node's data: reads the run's log, asks to be forgotten, and copies the models."""
 
     def __init__(self, state: Path, home: Path, say: Say) -> None:
         self.models: dict[str, Params] = {}
-        self._state, self._home, self._say = state, home, say
-        self._asked = False
+        self._state = state
+        self._home = home
+        self._say = say
+        self._has_asked = False
 
     def __call__(self, line: str) -> None:
-        found = NOTE.search(line)
-        if not found:
+        match = NOTE.search(line)
+        if not match:
             return
-        note = found[1]
+        note = match[1]
         self._say(note)
         if note.startswith(f"training round {ROUNDS - 1} "):
             self.ask()
         if "started, with" in note:
-            self._keep(BEFORE, "before.safetensors")
+            self._copy_model(BEFORE, "before.safetensors")
         if note.startswith("recovery round 0 "):
-            self._keep(UNLEARNED, "phases/*/state.safetensors")
+            self._copy_model(UNLEARNED, "phases/*/state.safetensors")
 
-    def _keep(self, when: str, pattern: str) -> None:
-        """Take a model down before the server replaces it; one that is gone already is left out of the table."""
+    def _copy_model(self, when: str, pattern: str) -> None:
+        """Load a model before the server replaces it; one that is replaced already is left out of the table."""
         from fedquit.running.store import StateFile
 
         for path in self._state.glob(pattern):
             with contextlib.suppress(StoreError):
-                found = StateFile(path).load()
-                if found is not None and found[0].round == 0:
-                    self.models[when] = found[0].params
+                loaded = StateFile(path).load()
+                if loaded is not None and loaded[0].round == 0:
+                    self.models[when] = loaded[0].params
 
     def ask(self) -> None:
-        """The owner of the data asks, once."""
+        """File the request, once."""
         from fedquit.flower.outbox import Outbox
 
-        if self._asked:
+        if self._has_asked:
             return
-        self._asked = True
+        self._has_asked = True
         entry = Outbox(self._home).file()
         self._say(f"the owner of node-{LEAVING}'s data asks to be forgotten: request {entry.id} lies in its outbox.")
 
@@ -148,19 +164,20 @@ def _erasures(state: Path) -> list[dict[str, Any]]:
     return list(read_json(state / "result.json")["erasures"])
 
 
-def _measured(app: Path, models: Mapping[str, Params]) -> dict[str, dict[str, float]]:
-    """Accuracies, in percent: on the test data, and on the data of the node that left."""
+def _accuracies(app: Path, models: Mapping[str, Params]) -> dict[str, dict[str, float]]:
+    """Accuracies in percent, by model: on the test data, and on the data of the node that left."""
     task = _task(app)
     x, y = task.load_partition(LEAVING, NODES)
-    return {
-        when: {"test": task.test_accuracy(models[when]), "forget": task.accuracy(models[when], x, y)}
-        for when in (BEFORE, UNLEARNED, RECOVERED)
-        if when in models
-    }
+    accuracies = {}
+    for when in (BEFORE, UNLEARNED, RECOVERED):
+        if when in models:
+            params = models[when]
+            accuracies[when] = {"test": task.test_accuracy(params), "forget": task.accuracy(params, x, y)}
+    return accuracies
 
 
 def _task(app: Path) -> ModuleType:
-    """The app's network and data. The app is no package of ours: Flower loads it from where it lies, and so do we."""
+    """The app's module with its network and data, loaded from its file as Flower does: the app is not installed."""
     spec = importlib.util.spec_from_file_location("fedquit_demo_task", app / "forgetting" / "task.py")
     assert spec is not None
     assert spec.loader is not None
@@ -169,16 +186,17 @@ def _task(app: Path) -> ModuleType:
     return module
 
 
-def told(results: dict[str, Any]) -> list[str]:
-    """The results in a few lines."""
-    leaving, lines = results["leaving"], []
-    lines.append(f"{leaving} asked to be forgotten; {results['erasure']['method']} served it (accuracies in %)")
-    lines.append("")
-    lines.append(f"              test   data of {leaving}")
+def summary(results: dict[str, Any]) -> list[str]:
+    """The results as lines of text."""
+    leaving = results["leaving"]
+    lines = [
+        f"{leaving} asked to be forgotten; {results['erasure']['method']} served it (accuracies in %)",
+        "",
+        f"              test   data of {leaving}",
+    ]
     for when, row in results["accuracy"].items():
         lines.append(f"  {when:<10} {row['test']:>5.1f}   {row['forget']:>5.1f}")
+    kilobytes = results["bytes"] / 1000
     lines.append("")
-    lines.append(
-        f"{results['seconds']:.0f} s in all, {results['bytes'] / 1000:,.0f} kB on the wire; no process is left behind."
-    )
+    lines.append(f"{results['seconds']:.0f} s in all, {kilobytes:,.0f} kB on the wire; no process is left behind.")
     return lines

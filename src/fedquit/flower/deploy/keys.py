@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates and node keys, made for the occasion: a demo or a test brings its own small authority.
+"""Temporary certificates and node keys for demos, tests, and a node's API on loopback.
 
-In a federation of several parties, take the certificates of your own authority, and let every node make its own key.
+In a federation of several parties, use certificates of your own authority, and let every node make its own key.
 """
 
 from __future__ import annotations
@@ -25,51 +25,70 @@ AUTHORITY = "fedquit: made for the occasion"
 
 @dataclass(frozen=True)
 class Tls:
-    """The files of a server: the authority that vouches for it, its certificate, and the key to that."""
+    """The TLS files of a server."""
 
-    authority: Path
+    authority: Path  # the certificate of the authority that signed the server's
     certificate: Path
-    key: Path
+    key: Path  # the private key of `certificate`
 
 
 @dataclass(frozen=True)
 class NodeKey:
-    """The two halves of a node's key, in OpenSSH's format: the private one stays, the public one is registered."""
+    """The files of a node's key pair, in OpenSSH's format."""
 
-    private: Path
-    public: Path
+    private: Path  # stays with the node
+    public: Path  # is registered at the SuperLink
 
 
 def make_tls(folder: Path, hosts: tuple[str, ...] = HOSTS, days: int = 30) -> Tls:
-    """Make an authority and, signed by it, a certificate for these hosts. The authority's key is not kept."""
+    """Make an authority and a server certificate that it signs. The authority's private key is not written.
+
+    Args:
+        folder: where the files are written.
+        hosts: the names and addresses for which the certificate is valid.
+        days: how long both certificates are valid.
+
+    Returns:
+        The paths of the files.
+    """
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     folder.mkdir(parents=True, exist_ok=True)
-    signer, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    authority = _authority(signer, days)
-    certificate = _server_certificate(server, signer, authority, hosts, days)
-    made = Tls(folder / "ca.crt", folder / "server.pem", folder / "server.key")
-    made.authority.write_bytes(authority.public_bytes(Encoding.PEM))
-    made.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
-    _write_secret(made.key, server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return made
+    authority_key = ec.generate_private_key(ec.SECP256R1())
+    server_key = ec.generate_private_key(ec.SECP256R1())
+    authority = _authority_certificate(authority_key, days)
+    certificate = _server_certificate(server_key, authority_key, authority, hosts, days)
+    tls = Tls(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+    tls.authority.write_bytes(authority.public_bytes(Encoding.PEM))
+    tls.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
+    _write_secret(tls.key, server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return tls
 
 
 def make_node_key(folder: Path, name: str) -> NodeKey:
-    """Make a key on the curve P-384, as Flower wants it."""
+    """Make a key pair on the curve P-384, which Flower requires.
+
+    Args:
+        folder: where the files are written.
+        name: the name of the private key's file; the public key's has `.pub` added.
+
+    Returns:
+        The paths of the files.
+    """
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
     folder.mkdir(parents=True, exist_ok=True)
-    key, made = ec.generate_private_key(ec.SECP384R1()), NodeKey(folder / name, folder / f"{name}.pub")
-    _write_secret(made.private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    made.public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
-    return made
+    key = ec.generate_private_key(ec.SECP384R1())
+    files = NodeKey(folder / name, folder / f"{name}.pub")
+    _write_secret(files.private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    files.public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    return files
 
 
 def _write_secret(path: Path, content: bytes) -> None:
-    """Write what nobody else may read; never over an existing key."""
+    """Write a private key that only its owner can read; never over an existing one."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
@@ -78,7 +97,7 @@ def _write_secret(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _called(name: str) -> Name:
+def _distinguished_name(name: str) -> Name:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
@@ -91,9 +110,9 @@ def _draft(subject: str, days: int) -> CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
-        .subject_name(_called(subject))
+        .subject_name(_distinguished_name(subject))
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_before(now - datetime.timedelta(hours=1))  # the clocks of two machines may differ
         .not_valid_after(now + datetime.timedelta(days=days))
     )
 
@@ -106,21 +125,21 @@ def _usage(*allowed: str) -> KeyUsage:
     return x509.KeyUsage(**{name: name in allowed for name in all_names})
 
 
-def _authority(signer: EllipticCurvePrivateKey, days: int) -> Certificate:
+def _authority_certificate(key: EllipticCurvePrivateKey, days: int) -> Certificate:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
     draft = _draft(AUTHORITY, days)
-    draft = draft.issuer_name(_called(AUTHORITY)).public_key(signer.public_key())
+    draft = draft.issuer_name(_distinguished_name(AUTHORITY)).public_key(key.public_key())
     draft = draft.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     draft = draft.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
-    draft = draft.add_extension(x509.SubjectKeyIdentifier.from_public_key(signer.public_key()), critical=False)
-    return draft.sign(signer, hashes.SHA256())
+    draft = draft.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    return draft.sign(key, hashes.SHA256())
 
 
 def _server_certificate(
-    server: EllipticCurvePrivateKey,
-    signer: EllipticCurvePrivateKey,
+    server_key: EllipticCurvePrivateKey,
+    authority_key: EllipticCurvePrivateKey,
     authority: Certificate,
     hosts: tuple[str, ...],
     days: int,
@@ -129,18 +148,18 @@ def _server_certificate(
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    known_as = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    draft = _draft(hosts[0], days).issuer_name(authority.subject).public_key(server.public_key())
-    draft = draft.add_extension(x509.SubjectAlternativeName([_name(host) for host in hosts]), critical=False)
+    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    draft = _draft(hosts[0], days).issuer_name(authority.subject).public_key(server_key.public_key())
+    draft = draft.add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
     draft = draft.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     draft = draft.add_extension(_usage("digital_signature"), critical=True)
     draft = draft.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    draft = draft.add_extension(x509.SubjectKeyIdentifier.from_public_key(server.public_key()), critical=False)
-    draft = draft.add_extension(known_as, critical=False)
-    return draft.sign(signer, hashes.SHA256())
+    draft = draft.add_extension(x509.SubjectKeyIdentifier.from_public_key(server_key.public_key()), critical=False)
+    draft = draft.add_extension(issuer_id, critical=False)
+    return draft.sign(authority_key, hashes.SHA256())
 
 
-def _name(host: str) -> GeneralName:
+def _general_name(host: str) -> GeneralName:
     from cryptography import x509
 
     try:

@@ -1,137 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are watched: their surroundings, their logs, how they are kept running, and how they end.
+"""Processes that are restarted when they end, and none of which outlives this one.
 
-A `Guard` answers for everything that is started under it: nothing outlives it, whatever becomes of this process. A
-`Keeper` keeps one process running: when it ends by itself it is started again, after a pause that grows.
+A `ProcessGroup` ends everything that was started in it, also when this process is killed. A `SupervisedProcess` is
+started again when it ends by itself, after a pause that grows (`Backoff`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
-import re
 import secrets
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from fedquit.errors import FedquitError
 from fedquit.flower.deploy import reaper
+from fedquit.flower.deploy.errors import DeploymentError
+from fedquit.flower.deploy.logs import PORT_TAKEN, end_reason, tail
 
-Say = Callable[[str], None]
-
-SWITCHES = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "OMP_NUM_THREADS": "1",  # many processes share few cores
-    "PYTHONUNBUFFERED": "1",  # a log that ends in the middle tells nothing
-}
-HERE = "127.0.0.1"
-LOW, HIGH = 20_000, 32_000  # below the ports that systems give to outgoing connections
-KNOWN = {
-    "[code: 2004]": "the SuperLink refuses its key: it is not registered, or its node was killed in the last minute",
-    "CERTIFICATE_VERIFY_FAILED": "the SuperLink's certificate is not from the authority that it trusts",
-}
-PORT_TAKEN = "address already in use"
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-EXTRA = "this needs Flower: pip install -e '.[flower]' in the clone."
-
-
-class DeploymentError(FedquitError):
-    """A process that does not start, does not answer or does not go on."""
-
-
-def require_flower() -> None:
-    """Say at once what is missing."""
-    if not find_spec("flwr"):
-        raise DeploymentError(EXTRA)
-
-
-def program(name: str) -> str:
-    """Where one of Flower's commands is: beside this Python, else on the path."""
-    beside = Path(sysconfig.get_path("scripts")) / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
-        raise DeploymentError(EXTRA)
-    return found
-
-
-def environment(home: Path, mark: str = "") -> dict[str, str]:
-    """The surroundings of everything that is started: nothing calls home, and Flower's own files lie under `home`."""
-    inherited = os.environ
-    paths = [sysconfig.get_path("scripts"), inherited.get("PATH", os.defpath)]  # Flower finds its helpers on the path
-    direct = [HERE, "localhost", *filter(None, [inherited.get("NO_PROXY") or inherited.get("no_proxy")])]
-    changed = {
-        **SWITCHES,
-        "FLWR_HOME": str(home.resolve()),
-        "PATH": os.pathsep.join(paths),
-        "NO_PROXY": ",".join(direct),
-        "no_proxy": ",".join(direct),
-    }
-    if "PYTHONPATH" in inherited:  # what is relative here would point elsewhere there
-        entries = filter(None, inherited["PYTHONPATH"].split(os.pathsep))
-        changed["PYTHONPATH"] = os.pathsep.join(str(Path(entry).resolve()) for entry in entries)
-    if mark:
-        changed[reaper.VARIABLE] = mark
-    return {**inherited, **changed}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, all different. Another process may still be quicker: then try again."""
-    chosen: list[int] = []
-    with contextlib.ExitStack() as held:
-        for port in random.sample(range(LOW, HIGH), HIGH - LOW):
-            if len(chosen) == count:
-                break
-            probe = held.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind((HERE, port))
-                chosen.append(port)
-    if len(chosen) < count:
-        raise DeploymentError(f"no {count} free ports between {LOW} and {HIGH}: stop other servers on this machine.")
-    return chosen
+Say = Callable[[str], None]  # takes one sentence for the operator
 
 
 @dataclass(frozen=True)
-class Pauses:
-    """How long to wait before the next attempt: longer each time, up to a most."""
+class Backoff:
+    """Pauses before the next attempt, in seconds: each longer than the last, up to a limit."""
 
     first: float = 1.0
     factor: float = 2.0
-    most: float = 10.0
-    attempts: int = 20  # in a row that lead to nothing; then it is given up
+    longest: float = 10.0
+    attempts: int = 20  # in a row without success, after which no other is made
 
     def __iter__(self) -> Iterator[float]:
         for attempt in range(self.attempts):
-            yield min(self.most, self.first * self.factor ** min(attempt, 60))
+            yield min(self.longest, self.first * self.factor ** min(attempt, 60))
 
 
-class Guard:
-    """Answers for everything started under it; when this process dies in any way, a helper ends what is left."""
+class ProcessGroup:
+    """Ends all processes that were started in it. If this process is killed, a helper process does so (`reaper`)."""
 
     def __init__(self, grace: float = 5.0) -> None:
         self.mark = secrets.token_hex(8)
-        self._grace = grace  # seconds between a request to end and the kill
+        self._grace = grace  # seconds between SIGTERM and SIGKILL
         self._reaper: subprocess.Popen[str] | None = None
         self._groups: list[int] = []
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> ProcessGroup:
         command = [sys.executable, "-I", reaper.__file__, self.mark]
-        quiet = subprocess.DEVNULL
         self._reaper = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
         )
         return self
 
@@ -139,70 +66,97 @@ class Guard:
         reaper.end(self.mark, self._groups, self._grace)
         if self._reaper:
             with self._reaper:  # closes the pipe and waits
-                self._tell(reaper.DONE)
+                self._notify_reaper(reaper.DONE)
 
     def start(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start a process that writes to a log, in a session of its own: Ctrl-C reaches us, and we stop it in order."""
+        """Start a process in a session of its own, so that Ctrl-C reaches only this process, which stops the others.
+
+        Args:
+            name: its name in this group.
+            command: the program and its arguments.
+            log: the file to which its output is appended.
+            env: its environment variables.
+
+        Returns:
+            The process, which runs.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
-        marked = {**env, reaper.VARIABLE: self.mark_of(name)}
+        marked_env = {**env, reaper.VARIABLE: self.mark_of(name)}
         with log.open("ab") as file:
             process = subprocess.Popen(
-                command, env=marked, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                command, env=marked_env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
             )
-        with self._lock:  # keepers start processes in threads of their own
+        with self._lock:  # supervised processes are restarted from threads
             self._groups.append(process.pid)
-            self._tell(str(process.pid))
+            self._notify_reaper(str(process.pid))
         return process
 
     def mark_of(self, name: str) -> str:
         """The mark of one process and of all that it starts."""
         return f"{self.mark}.{name}."
 
-    def _tell(self, word: str) -> None:
+    def _notify_reaper(self, line: str) -> None:
         if self._reaper and self._reaper.stdin:
             with contextlib.suppress(BrokenPipeError):
-                self._reaper.stdin.write(word + "\n")
+                self._reaper.stdin.write(line + "\n")
                 self._reaper.stdin.flush()
 
 
-class Keeper:
-    """Keeps one process running, and all that it starts."""
+class SupervisedProcess:
+    """A process that is started again whenever it ends by itself. Its children end with it.
+
+    Args:
+        group: the group that ends it at the latest.
+        name: its name in the group and in sentences to the operator.
+        command: the program and its arguments.
+        log: the file to which its output is appended.
+        env: its environment variables.
+        backoff: the pauses before it is started again.
+        command_on_other_port: makes the command with another port, for the case that its own is taken.
+        steady: seconds after which a process counts as running, and earlier failures no longer count.
+        say: takes one sentence for the operator.
+    """
 
     def __init__(
         self,
-        guard: Guard,
+        group: ProcessGroup,
         name: str,
         command: Sequence[str],
         log: Path,
         env: Mapping[str, str],
         *,
-        pauses: Pauses | None = None,
-        elsewhere: Callable[[], Sequence[str]] | None = None,  # the command with another port, where its own is taken
-        steady: float = 30.0,  # seconds after which a process counts as having come up: its failures are forgotten
+        backoff: Backoff | None = None,
+        command_on_other_port: Callable[[], Sequence[str]] | None = None,
+        steady: float = 30.0,
         say: Say = lambda _: None,
     ) -> None:
-        self.name, self.command, self.log = name, tuple(command), log
+        self.name = name
+        self.command = tuple(command)
+        self.log = log
         self.starts = 0  # how often it was started
         self.gave_up = ""  # why it is no longer started again
-        self._guard, self._env, self._say = guard, env, say
-        self._elsewhere = elsewhere
-        self._pauses, self._steady = pauses or Pauses(), steady
+        self._group = group
+        self._env = env
+        self._say = say
+        self._command_on_other_port = command_on_other_port
+        self._backoff = backoff or Backoff()
+        self._steady = steady
         self._process: subprocess.Popen[bytes] | None = None
-        self._unwanted = threading.Event()
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> Keeper:
-        """Start it, and go on doing so."""
-        self._unwanted.clear()
+    def start(self) -> SupervisedProcess:
+        """Start the process, and a thread that starts it again when it ends."""
+        self._stopping.clear()
         self.gave_up = ""
-        self._begin()
-        self._thread = threading.Thread(target=self._watch, name=f"keeper of {self.name}", daemon=True)
+        self._start_process()
+        self._thread = threading.Thread(target=self._supervise, name=f"supervisor of {self.name}", daemon=True)
         self._thread.start()
         return self
 
     @property
     def pid(self) -> int:
-        """The process that runs now."""
+        """The id of the process that runs now, or that ran last."""
         if not self._process:
             raise DeploymentError(f"{self.name} was not started yet.")
         return self._process.pid
@@ -213,108 +167,92 @@ class Keeper:
         return self._process is not None and self._process.poll() is None
 
     def crash(self) -> None:
-        """Kill it with all its children, as a power cut would; it is started again like after any other end."""
+        """Kill it with all its children, as a power cut would; it is started again as after any other end."""
         os.kill(self.pid, signal.SIGKILL)
 
     def ask_to_stop(self) -> None:
-        """Ask it to stop for good, without waiting for it."""
-        self._unwanted.set()
+        """Send SIGTERM and do not start it again; returns at once."""
+        self._stopping.set()
         if self._process and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self, grace: float = 10.0) -> None:
-        """Stop it for good: asked first, killed when it does not listen."""
+        """Stop it for good: SIGTERM first, SIGKILL after `grace` seconds."""
         self.ask_to_stop()
         if self._process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(grace)
         self._kill_all()
-        if self._thread:
-            self._thread.join()
-            self._kill_all()  # started in the very last moment
+        self._end_supervision()
 
     def kill(self) -> None:
         """End it at once and for good."""
-        self._unwanted.set()
+        self._stopping.set()
         self._kill_all()
-        if self._thread:
-            self._thread.join()
-            self._kill_all()
+        self._end_supervision()
 
     def tail(self, lines: int = 15) -> str:
-        """The end of its log."""
+        """The last lines of its log."""
         return tail(self.log, lines)
 
     @property
     def port_taken(self) -> bool:
-        """Whether its log says that somebody else was quicker."""
+        """Whether its log says that another process has its port."""
         return PORT_TAKEN in self.tail(40).lower()
 
-    def _begin(self) -> None:
+    def _start_process(self) -> None:
         self.starts += 1
-        self._process = self._guard.start(self.name, self.command, self.log, self._env)
+        self._process = self._group.start(self.name, self.command, self.log, self._env)
+
+    def _end_supervision(self) -> None:
+        if self._thread:
+            self._thread.join()
+            self._kill_all()  # the thread may have started it once more in the last moment
 
     def _kill_all(self) -> None:
         if self._process and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        reaper.kill(self._guard.mark_of(self.name))
+        reaper.kill(self._group.mark_of(self.name))
 
-    def _watch(self) -> None:
-        pauses = iter(self._pauses)
-        while self._process and not self._unwanted.is_set():
+    def _supervise(self) -> None:
+        """Start the process again each time it ends, until it is stopped or the attempts are used up."""
+        pauses = iter(self._backoff)
+        while self._process and not self._stopping.is_set():
             began = time.monotonic()
-            code = self._process.wait()
-            reaper.kill(self._guard.mark_of(self.name))  # an orphan must not go on writing beside its successor
-            if self._unwanted.is_set():
+            exit_code = self._process.wait()
+            reaper.kill(self._group.mark_of(self.name))  # its children must not write next to its successor's
+            if self._stopping.is_set():
                 return
             if time.monotonic() - began >= self._steady:
-                pauses = iter(self._pauses)
-            pause, why = next(pauses, None), reason(self.log, code)
+                pauses = iter(self._backoff)
+            pause = next(pauses, None)
+            reason = end_reason(self.log, exit_code)
             if pause is None:
-                self.gave_up = f"{self.name} ended {self.starts} times, the last time: {why}"
+                self.gave_up = f"{self.name} ended {self.starts} times, the last time: {reason}"
                 self._say(f"{self.gave_up}: giving up; {self.log} says more.")
                 return
-            self._say(f"{self.name} ended ({why}): starting it again in {pause:.0f} s.")
-            if self._unwanted.wait(pause):
+            self._say(f"{self.name} ended ({reason}): starting it again in {pause:.0f} s.")
+            if self._stopping.wait(pause):
                 return
-            if self._elsewhere and self.port_taken:
-                self.command = tuple(self._elsewhere())
-            self._begin()
-
-
-def tail(log: Path, lines: int = 15) -> str:
-    """The end of a log, without the colours."""
-    try:
-        text = log.read_bytes()[-20_000:].decode(errors="replace")
-    except OSError:
-        return "(no log)"
-    return "\n".join(COLOURS.sub("", text).splitlines()[-lines:])
-
-
-def reason(log: Path, code: int) -> str:
-    """Why a process of Flower's ended, in a few words: what it wrote below its exit code, or which signal it was."""
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    _, found, said = tail(log, 40).rpartition("Exit Code: ")
-    known = next((why for sign, why in KNOWN.items() if sign in said), "")
-    lines = [line.strip() for line in said.splitlines()[1:4] if not line.startswith(("INFO", "For more"))]
-    return known or (" ".join(filter(None, lines)) if found and any(lines) else f"exit code {code}")
+            if self._command_on_other_port and self.port_taken:
+                self.command = tuple(self._command_on_other_port())
+            self._start_process()
 
 
 @contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this process as Ctrl-C does: through every `with` on the way out, and undisturbed."""
-    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    """Let SIGTERM and SIGHUP end this process as Ctrl-C does: through every `with` block, and only once."""
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def leave(number: int, _frame: object) -> None:
-        for which in watched:  # tidying up takes seconds: a second signal must not cut it short
-            signal.signal(which, signal.SIG_IGN)
+        for other in handled:  # the clean-up takes seconds, and a second signal must not interrupt it
+            signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    before = {which: signal.signal(which, leave) for which in watched}
+    previous = {number: signal.signal(number, leave) for number in handled}
     try:
         yield
     finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An operator's calls to a running SuperLink, made with Flower's own command line (`flwr`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedquit.flower.deploy.commands import Value, as_toml
+from fedquit.flower.deploy.environment import environment, program
+from fedquit.flower.deploy.errors import DeploymentError
+from fedquit.flower.deploy.keys import NodeKey
+
+CONNECTION = "fedquit"  # the name of the SuperLink in Flower's configuration
+MAX_REASON = 500  # characters of Flower's error message
+
+
+class Control:
+    """What an operator can ask of a SuperLink.
+
+    Args:
+        address: host:port of the SuperLink.
+        authority: the certificate of the authority that signed the SuperLink's; None for a connection without TLS.
+        home: the directory for Flower's configuration.
+        mark: the mark by which `reaper` finds the processes of these calls.
+    """
+
+    def __init__(self, address: str, authority: Path | None, home: Path, mark: str = "") -> None:
+        self.address = address
+        self.authority = authority
+        self.home = home
+        self._env = environment(home, mark)
+        self._write_configuration()
+
+    def _write_configuration(self) -> None:
+        security = "insecure = true"
+        if self.authority:
+            security = f"root-certificates = {json.dumps(str(self.authority.resolve()))}"
+        lines = [
+            "[superlink]",
+            f'default = "{CONNECTION}"',
+            "",
+            f"[superlink.{CONNECTION}]",
+            f'address = "{self.address}"',
+            security,
+        ]
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "config.toml").write_text("\n".join(lines) + "\n")
+
+    def healthy(self, timeout: float = 3.0) -> bool:
+        """Whether the SuperLink answers within `timeout` seconds."""
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        scheme = "http"
+        if self.authority:
+            scheme = "https"
+            context = ssl.create_default_context(cafile=str(self.authority))
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        url = f"{scheme}://{self.address}/health"
+        try:
+            with urllib.request.build_opener(*handlers).open(url, timeout=timeout) as response:
+                return bool(response.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def call(self, *arguments: str, timeout: float = 90.0) -> dict[str, Any]:
+        """Run `flwr` with these arguments; its answer as JSON. Raises `DeploymentError` where it fails."""
+        command = [program("flwr"), *arguments, "--format", "json"]
+        try:
+            done = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=timeout, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise DeploymentError(
+                f"`flwr {arguments[0]}` got no answer from {self.address} in {timeout:.0f} s."
+            ) from error
+        answer = _last_json(done.stdout)
+        if done.returncode or not answer.get("success", True):
+            reason = answer.get("error-message") or done.stderr.strip() or done.stdout.strip()
+            raise DeploymentError(f"`flwr {arguments[0]}` failed: {' '.join(str(reason).split())[-MAX_REASON:]}")
+        return answer
+
+    def register(self, key: NodeKey, name: str) -> int:
+        """Admit the node with this public key under this name; its node id."""
+        return int(self.call("supernode", "register", str(key.public), CONNECTION, "--name", name)["node-id"])
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The SuperNodes that the SuperLink knows."""
+        return list(self.call("supernode", "list", CONNECTION)["nodes"])
+
+    def online(self) -> int:
+        """How many SuperNodes are online now."""
+        return sum(node["status"] == "online" for node in self.nodes())
+
+    def submit(
+        self, app: Path, config: Mapping[str, Value] | None = None, federation: Mapping[str, Value] | None = None
+    ) -> int:
+        """Start a run of an app.
+
+        Args:
+            app: the directory of the app.
+            config: settings of the run; each key must stand in the app's own configuration.
+            federation: settings of the federation, such as the number of nodes of a simulation.
+
+        Returns:
+            The id of the run.
+        """
+        arguments = ["run", str(app), CONNECTION]
+        if config:
+            arguments += ["--run-config", as_toml(config)]
+        if federation:
+            arguments += ["--federation-config", as_toml(federation)]
+        return int(self.call(*arguments)["run-id"])
+
+    def run(self, run: int) -> dict[str, Any]:
+        """All that the SuperLink knows of a run."""
+        return dict(self.call("list", CONNECTION, "--run-id", str(run))["runs"][0])
+
+    def status(self, run: int) -> str:
+        """`pending`, `starting`, `running`, `finished:completed`, `finished:failed` or `finished:stopped`."""
+        return str(self.run(run)["status"])
+
+    def stop(self, run: int) -> None:
+        """Stop a run."""
+        self.call("stop", str(run), CONNECTION)
+
+    def stream(self, run: int) -> subprocess.Popen[str]:
+        """A process that prints a run's log; it ends with the run, or when the connection breaks."""
+        command = [program("flwr"), "log", str(run), CONNECTION, "--stream"]
+        return subprocess.Popen(
+            command,
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait(self, run: int, timeout: float, every: float = 3.0) -> str:
+        """Wait for the end of a run.
+
+        Args:
+            run: its id.
+            timeout: seconds to wait at most.
+            every: seconds between two calls.
+
+        Returns:
+            Its final status.
+        """
+        deadline = time.monotonic() + timeout
+        while not (status := self.status(run)).startswith("finished"):
+            if time.monotonic() > deadline:
+                raise DeploymentError(f"run {run} is still {status} after {timeout:.0f} s: see its log.")
+            time.sleep(every)
+        return status
+
+
+def _last_json(text: str) -> dict[str, Any]:
+    """The JSON object at the end of a command's output; empty if there is none."""
+    start = text.find("{")
+    if start < 0:
+        return {}
+    with contextlib.suppress(ValueError):
+        content = json.loads(text[start:])
+        if isinstance(content, dict):
+            return content
+    return {}

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's task on the wire: the name of its class and its scalar fields.
+
+The receiver looks the name up among the task classes that are already loaded. Nothing is ever imported because a
+message names it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import fedquit.methods  # noqa: F401 - its tasks must be loaded to be found by name
+from fedquit.core import Task
+from fedquit.errors import InputError
+from fedquit.flower.wire.errors import InvalidMessage
+from fedquit.running.recipe import build
+from fedquit.utils.names import lookup
+
+WIRE_MODULES = {"fedquit.core.fedavg": "fedquit.fedavg"}  # modules that moved, under their names on the wire
+
+
+def known_tasks() -> dict[str, type[Task]]:
+    """Every task class that is loaded, by its name on the wire."""
+    return {_wire_name(cls): cls for cls in _subclasses(Task)}  # type: ignore[type-abstract]
+
+
+def task_to_body(task: Task) -> dict[str, Any]:
+    """The wire name of a task's class, and its fields, which must be scalars."""
+    name = _wire_name(type(task))
+    fields = dataclasses.asdict(task)
+    scalars = {**fields, **fields["local"]}
+    del scalars["local"]
+    for key, value in scalars.items():
+        if not isinstance(value, str | int | float | bool):
+            raise InputError(f"{key} of task {name} is a {type(value).__name__}: only scalars can travel.")
+    return {"name": name, "fields": fields}
+
+
+def task_from_body(body: Mapping[str, Any]) -> Task:
+    """The task that `task_to_body` described, if its class is loaded here."""
+    known = known_tasks()
+    name = str(body["name"])
+    if name not in known:
+        raise InvalidMessage(
+            f"the task {name!r} is not known here: import its module where the ClientApp is defined, and run the same "
+            "version on both sides."
+        )
+    return build(lookup(known, name, "task"), body["fields"], "task")
+
+
+def _wire_name(cls: type[Task]) -> str:
+    """Module and class, as the first release had them: a module that moves keeps its name on the wire."""
+    return f"{WIRE_MODULES.get(cls.__module__, cls.__module__)}:{cls.__qualname__}"
+
+
+def _subclasses(cls: type[Task]) -> Iterator[type[Task]]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
