@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from fedquit.core import Model
 from fedquit.core.params import placed
 from fedquit.data.preprocessing import AS_STORED, Look
-from fedquit.engine import Address, Examples, run_client
+from fedquit.engine import Address, Examples, client_memory, make_reply, run_client
 from fedquit.engine.plan import fixed_uniforms
-from fedquit.engine.sequential import at_home, reply_of
 from fedquit.errors import FedquitError, InputError, RequestError
 from fedquit.flower import wire
 from fedquit.flower.outbox import Entry, Outbox, require_id
@@ -150,9 +149,9 @@ class _Client:
         memory.settle()  # a round may be asked again from its beginning, never an earlier one
         memory.move(question.place)
         sent = {name: placed(params, device) for name, params in ask.sent.items()}
-        sent |= at_home(memory, ask.task, client)
+        sent |= client_memory(memory, ask.task, client)
         done = run_client(functional(self.make_model), ask.task, mine, sent, ask.address.seed_for(client))
-        return reply_of(memory, client, len(mine.y), done)
+        return make_reply(memory, client, len(mine.y), done)
 
     def status(self, message: Message) -> Any:  # noqa: ANN401
         """How many examples there are, and which requests wait."""
