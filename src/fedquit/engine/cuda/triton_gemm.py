@@ -337,9 +337,10 @@ def conv_weight_gradient(
     shape = size * size, channels, out_channels
     if out is None:
         out = empty_output(clients, *shape, dtype=torch.float32, device=x.device)
-    partials = out.unsqueeze(1)
     if split > 1:
         partials = empty_output(clients, split, *shape, dtype=torch.float32, device=x.device)
+    else:
+        partials = out.unsqueeze(1)  # (K, 1, S * S, I, O)
     launch(
         _weight_gradient_kernel,
         (blocks, clients, split),

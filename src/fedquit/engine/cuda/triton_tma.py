@@ -324,9 +324,10 @@ def weight_gradient(x: Tensor, g: Tensor, out: Tensor | None = None, split: int 
     shape = 9, channels, out_channels
     if out is None:
         out = empty_output(clients, *shape, dtype=torch.float32, device=x.device)
-    partials = out.unsqueeze(1)
     if split > 1:
         partials = empty_output(clients, split, *shape, dtype=torch.float32, device=x.device)
+    else:
+        partials = out.unsqueeze(1)  # (K, 1, 9, I, O)
     flat = g.flatten(2, 3)  # (K, B, H * H, O)
     launch(
         _weight_gradient_kernel,
