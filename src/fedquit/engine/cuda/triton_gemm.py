@@ -10,7 +10,7 @@ by N channels, in steps of K (one tap, some channels).
 Limit: the tensor cores where channels are many. At 64 channels it is traffic from the L2 cache, since every pixel is
 read once for each of nine taps.
 Measured on an H200, ten ResNet-18 clients: 65 to 75 us for 24 GFLOP at 64 channels, 48 to 62 us deeper in the network,
-380 TFLOP/s in the step (docs/engine.md). On Hopper the 3x3 convolutions go to `triton_tma`, which is faster.
+380 TFLOP/s in the step (docs/engine.md). On Hopper the 3x3 convolutions go to `triton_tma`, which is as fast or faster.
 """
 
 from __future__ import annotations
