@@ -137,7 +137,7 @@ def test_a_client_finds_at_home_what_it_kept_in_the_last_round(tmp_path: Path) -
     setup = build_setup(tiny(method={"name": "seam_methods:ClimbFromOwn"}, engine={"name": "sequential"}))
     request = Request((1,))
     session, state, trained = served(setup, tmp_path, request)
-    own = session.engine.homes["1/own"]  # type: ignore[attr-defined]
+    own = session.engine.memory["1/own"]  # type: ignore[attr-defined]
     shorter = build_setup(
         tiny(train={"rounds": 2}, method={"name": "seam_methods:ClimbFromOwn"}, engine={"name": "sequential"})
     )

@@ -21,8 +21,8 @@ from fedquit.cli import main
 from fedquit.core import Local
 from fedquit.core.params import fingerprint
 from fedquit.data.federated import FederatedData
-from fedquit.engine.sequential import Outcome
-from fedquit.engine.stacked import engine as stacked
+from fedquit.engine import LocalResult
+from fedquit.engine.stacked.work import Work
 from fedquit.errors import InputError, UnknownNameError
 from fedquit.models import load_model
 
@@ -184,13 +184,13 @@ def test_agreement_is_measured_for_every_engine_and_both_precisions() -> None:
 def test_disagreement_is_found_and_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcomes = stacked.Work.outcomes
+    results = Work.results
 
-    def wrong(self: stacked.Work, *given: Any) -> Iterator[tuple[int, Outcome]]:
-        self.rows *= 1 + 1e-9
-        return outcomes(self, *given)
+    def wrong(self: Work, *given: Any) -> Iterator[tuple[int, LocalResult]]:
+        self.clients.rows *= 1 + 1e-9
+        return results(self, *given)
 
-    monkeypatch.setattr(stacked.Work, "outcomes", wrong)
+    monkeypatch.setattr(Work, "results", wrong)
     monkeypatch.setattr(agree, "cases", lambda *a: {"one": _cases(*a)["training, sgd"]})
     monkeypatch.setattr("sys.argv", ["fedquit", "bench", "agree", "--json", "--out", str(tmp_path / "made")])
     with pytest.raises(SystemExit) as end:
@@ -205,13 +205,13 @@ _cases = agree.cases
 
 
 def test_what_goes_wrong_in_a_later_round_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = stacked.Work.outcomes
+    results = Work.results
 
-    def wrong(self: stacked.Work, *given: Any) -> Iterator[tuple[int, Outcome]]:
-        self.rows *= 1 if self.task.local.lr == agree.LOCAL.lr else 1 + 1e-9
-        return outcomes(self, *given)
+    def wrong(self: Work, *given: Any) -> Iterator[tuple[int, LocalResult]]:
+        self.clients.rows *= 1 if self.task.local.lr == agree.LOCAL.lr else 1 + 1e-9
+        return results(self, *given)
 
-    monkeypatch.setattr(stacked.Work, "outcomes", wrong)
+    monkeypatch.setattr(Work, "results", wrong)
     monkeypatch.setattr(agree, "cases", lambda *a: {"one": _cases(*a)["training, sgd"]})
     assert [f.kept for f in agree._agreement(torch.device("cpu"), torch.float64)] == [False, True]
 

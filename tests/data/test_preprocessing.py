@@ -16,8 +16,8 @@ from fedquit.core import SERVER, Local
 from fedquit.data import FederatedData
 from fedquit.data.federated import Dataset
 from fedquit.data.preprocessing import DRAWS, ROTATION, AsStored, Pixels, Vary
+from fedquit.engine import ClientIndices, Examples
 from fedquit.engine.plan import make_plan
-from fedquit.engine.sequential import Examples, Own
 from fedquit.errors import InputError
 from fedquit.models import load_model
 
@@ -115,7 +115,7 @@ def test_a_model_makes_stored_bytes_ready_and_takes_ready_ones_as_they_are() -> 
 def test_training_sees_augmented_examples_with_the_plans_numbers_and_unlearning_plain_ones() -> None:
     data = Dataset(images(6), torch.arange(6) % 2, images(2), torch.tensor([0, 1]), 2, look("rotate-pad-crop-flip"))
     federated = FederatedData(data, {0: torch.arange(6)})
-    mine = Examples.of(federated, Own.of(federated, 0, "all", 3))
+    mine = Examples.of(federated, ClientIndices.of(federated, 0, "all", 3))
     plan = make_plan(6, Local(batch_size=4), 7, draws=mine.look.draws)
     without = make_plan(6, Local(batch_size=4), 7)
     assert torch.equal(plan.steps[0], without.steps[0])

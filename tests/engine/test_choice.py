@@ -238,7 +238,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         yield
         current.pop()
 
-    for module in ("precision", "stacked"):
+    for module in ("precision", "evaluation_model"):
         monkeypatch.setattr(f"fedquit.engine.{module}.on_gpu", lambda device: True)
     monkeypatch.setattr("torch.cuda.device", device)
     monkeypatch.setattr(Watching, "seen", [])
@@ -263,7 +263,7 @@ def test_a_cpu_has_no_such_switches() -> None:
 
 
 class Watching(nn.Module):
-    """A network that notes, with all its copies, how torch is set when it is read and on the way back."""
+    """A network that notes, with all its copies, how torch is set in the forward and the backward pass."""
 
     seen: ClassVar[list[tuple[bool, bool]]] = []
 

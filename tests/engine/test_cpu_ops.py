@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 from fedquit.engine.stacked import cpu_ops
-from fedquit.engine.stacked.cpu_ops import Batched
+from fedquit.engine.stacked.cpu_ops import CpuOps
 from fedquit.models.fused import norm_relu
 
 DRAW = torch.Generator().manual_seed(0)
@@ -31,7 +31,7 @@ def together_and_alone(function: object, *inputs: Tensor | None) -> None:
         out: Tensor = function(*(None if t is None else next(rest) for t in inputs))  # type: ignore[operator]
         return out
 
-    with Batched():
+    with CpuOps():
         many = vmap(full)(*given_)
     alone = torch.stack([full(*(t[k] for t in given_)) for k in range(len(given_[0]))])
     torch.testing.assert_close(many, alone, rtol=1e-11, atol=1e-11)
@@ -62,7 +62,7 @@ def test_convolutions(
     x, w = drawn(3, 4, channels[0], *side), drawn(3, channels[1], channels[0], size, size)
     b = drawn(3, channels[1]) if bias else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_ops, "SMALL", 1 << 16 if small else 0)
+        patch.setattr(cpu_ops, "MAX_UNFOLDED", 1 << 16 if small else 0)
         together_and_alone(lambda x, w, b: functional.conv2d(x, w, b, stride, padding), x, w, b)
 
 
@@ -70,7 +70,7 @@ def test_convolutions(
 def test_each_way_is_taken_where_it_should(way: str, taken: str) -> None:
     side = 4 if way == "small" else 40
     x, w = drawn(2, 8, 16, side, side), drawn(2, 8, 16, 3, 3)
-    with Batched():
+    with CpuOps():
         done = vmap(lambda x, w: functional.conv2d(x, w, padding=1))(x, w)
     assert type(done.grad_fn).__name__ == f"{taken}Backward"
 
@@ -88,7 +88,7 @@ def test_what_is_not_covered_goes_the_ordinary_way() -> None:
 
 def test_weights_that_all_share_and_images_that_all_share() -> None:
     x, w = drawn(3, 4, 2, 5, 5), drawn(3, 4, 2, 3, 3)
-    with Batched():
+    with CpuOps():
         for shared in (0, 1):
             dims = (None, 0) if shared == 0 else (0, None)
             given_ = (x[0], w) if shared == 0 else (x, w[0])
@@ -127,7 +127,7 @@ def test_a_network_may_write_into_what_it_got(small: bool) -> None:
         return functional.group_norm(out, 2, weight, bias).mul_(2.0).relu_()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_ops, "SMALL", 1 << 16 if small else 0)
+        patch.setattr(cpu_ops, "MAX_UNFOLDED", 1 << 16 if small else 0)
         together_and_alone(written, x, w, weight, bias)
 
 
@@ -138,14 +138,14 @@ def test_a_gradient_inside_the_loss_is_left_to_torch() -> None:
         found: Tensor = grad(lambda w: functional.conv2d(x, w).square().sum())(w)
         return found
 
-    with Batched():
+    with CpuOps():
         many = vmap(slope)(x, w)
     torch.testing.assert_close(many, torch.stack([slope(x[k], w[k]) for k in range(2)]), rtol=1e-11, atol=1e-11)
 
 
 def test_a_vmap_inside_the_vmap_is_left_to_torch() -> None:
     x, w = drawn(2, 3, 4, 2, 5, 5), drawn(2, 3, 4, 2, 3, 3)
-    with Batched():
+    with CpuOps():
         many = vmap(vmap(functional.conv2d))(x, w)
     alone = torch.stack([torch.stack([functional.conv2d(x[i, j], w[i, j]) for j in range(3)]) for i in range(2)])
     torch.testing.assert_close(many, alone, rtol=1e-11, atol=1e-11)

@@ -23,20 +23,22 @@ pytest.importorskip("triton", reason="Triton is not installed: make test-kernels
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set: make test-kernels", allow_module_level=True)
 
-from fedquit.engine.cuda import triton_gemm as kernels
-from fedquit.engine.cuda import triton_tma as boxes
-from fedquit.engine.cuda.ops import Rerouted, Room, StackedConv
-from fedquit.engine.cuda.triton_common import Tiles, compiled_ahead, launch
-from fedquit.engine.stacked.engine import Layout
-from fedquit.models.fused import conv_keeping
+from fedquit.engine.cuda import triton_gemm as gemm
+from fedquit.engine.cuda import triton_norm, triton_sgd
+from fedquit.engine.cuda import triton_tma as tma
+from fedquit.engine.cuda.gradient_buffer import GradientBuffer
+from fedquit.engine.cuda.ops import CudaOps, StackedConv
+from fedquit.engine.cuda.triton_common import Tile, compile_ahead, launch
+from fedquit.engine.stacked.layout import Layout
+from fedquit.models.fused import conv_with_input
 from fedquit.models.resnet import BasicBlock
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter knows no bfloat16
 CLIENTS, BATCH = 2, 3
-SMALL = Tiles(16, 16, 16)
-needs_boxes = pytest.mark.skipif(
-    DEVICE == "cuda" and torch.cuda.get_device_capability()[0] != 9, reason="this GPU is no Hopper: it reads no boxes"
+SMALL = Tile(16, 16, 16)
+needs_tma = pytest.mark.skipif(
+    DEVICE == "cuda" and torch.cuda.get_device_capability()[0] != 9, reason="this GPU is no Hopper: TMA is not used"
 )
 
 
@@ -74,30 +76,28 @@ def test_a_convolution_with_weights_for_each_client_is_torchs_for_each(
     g = short(*y.shape, seed=2)
     of_x, of_w = torch.autograd.grad(y, (x, w), g)
     taps = w.detach().permute(0, 3, 4, 2, 1).flatten(1, 2).contiguous()
-    close(first(kernels.conv(last(x), taps, stride, SMALL)), y.detach())
-    close(first(kernels.conv_back(last(g), taps, stride, width, SMALL)), of_x)
+    close(first(gemm.conv_forward(last(x), taps, stride, SMALL)), y.detach())
+    close(first(gemm.conv_input_gradient(last(g), taps, stride, width, SMALL)), of_x)
     for split in (1, 2):
-        found = kernels.conv_weights(last(x), last(g), size, stride, SMALL, split)
+        found = gemm.conv_weight_gradient(last(x), last(g), size, stride, SMALL, split)
         close(found.unflatten(1, (size, size)).permute(0, 4, 3, 1, 2), of_w)
         into = torch.zeros_like(taps)
-        kernels.conv_weights(last(x), last(g), size, stride, SMALL, split, into)
+        gemm.conv_weight_gradient(last(x), last(g), size, stride, SMALL, split, into)
         close(into, found)
-    close(first(kernels.conv_back(last(g), taps, stride, width, SMALL, plus=last(x))), of_x + x.detach())
+    close(first(gemm.conv_input_gradient(last(g), taps, stride, width, SMALL, addend=last(x))), of_x + x.detach())
 
 
-@needs_boxes
+@needs_tma
 @pytest.mark.parametrize(
-    ("width", "channels", "out", "tiles"),
+    ("width", "channels", "out", "tile"),
     [
-        (4, 64, 128, Tiles(64, 128, 64)),  # eight images in a box, of which there are three
-        (8, 128, 64, Tiles(64, 64, 128)),
-        (16, 64, 64, Tiles(64, 64, 64)),  # four rows of one image
+        (4, 64, 128, Tile(64, 128, 64)),  # eight images in a TMA tile, of which there are three
+        (8, 128, 64, Tile(64, 64, 128)),
+        (16, 64, 64, Tile(64, 64, 64)),  # four rows of one image
         (8, 64, 64, None),
     ],
 )
-def test_a_convolution_read_in_boxes_is_torchs_for_each(
-    width: int, channels: int, out: int, tiles: Tiles | None
-) -> None:
+def test_a_convolution_by_tma_is_torchs_for_each(width: int, channels: int, out: int, tile: Tile | None) -> None:
     """The clients' weights lie in rows, as in the engine; what is computed, too, and nothing beside it is touched."""
     x = short(CLIENTS, BATCH, channels, width, width).requires_grad_()
     w = (short(CLIENTS, out, channels, 3, 3, seed=1) / 32).requires_grad_()
@@ -108,29 +108,31 @@ def test_a_convolution_read_in_boxes_is_torchs_for_each(
     taps = rows[:, 64:-64].view(CLIENTS, 9, channels, out)
     taps.copy_(w.detach().permute(0, 3, 4, 2, 1).flatten(1, 2))
     images, gradient = last(x).to(HALF), last(g).to(HALF)
-    assert boxes.fits(images, taps, 3, 1, out)
-    near(first(boxes.conv(images, taps, tiles)), y.detach())
-    narrow = tiles and Tiles(64, tiles.columns, 64)
-    near(first(boxes.conv(gradient, taps, narrow, back=True)), of_x)
-    near(first(boxes.conv(gradient, taps, narrow, back=True, plus=images)), of_x + x.detach())
+    assert tma.covers(images, taps, 3, 1, out)
+    near(first(tma.conv(images, taps, tile)), y.detach())
+    narrow = tile and Tile(64, tile.n, 64)
+    near(first(tma.conv(gradient, taps, narrow, backward=True)), of_x)
+    near(first(tma.conv(gradient, taps, narrow, backward=True, addend=images)), of_x + x.detach())
     if width == 4:
-        assert not boxes.weights_fit(images, gradient, 3, 1)  # a step takes the rows of one image, which are too few
+        assert not tma.covers_weight_gradient(
+            images, gradient, 3, 1
+        )  # a step takes the rows of one image, which are too few
         return
-    assert boxes.weights_fit(images, gradient, 3, 1)
+    assert tma.covers_weight_gradient(images, gradient, 3, 1)
     for split in (0, 1, 2, 3):
-        found = boxes.conv_weights(images, gradient, split=split)
+        found = tma.weight_gradient(images, gradient, split=split)
         near(found.unflatten(1, (3, 3)).permute(0, 4, 3, 1, 2), of_w)
-        room = torch.zeros_like(rows)
-        into = room[:, 64:-64].view_as(taps)
-        boxes.conv_weights(images, gradient, into, split=split)
+        buffer = torch.zeros_like(rows)
+        into = buffer[:, 64:-64].view_as(taps)
+        tma.weight_gradient(images, gradient, into, split=split)
         near(into, found)
-        assert not room[:, :64].any()
-        assert not room[:, -64:].any()
+        assert not buffer[:, :64].any()
+        assert not buffer[:, -64:].any()
 
 
-@needs_boxes
-@pytest.mark.parametrize(("width", "channels", "tiles"), [(4, 64, Tiles(64, 128, 64)), (8, 128, None)])
-def test_the_way_back_through_a_stride_read_in_boxes_is_torchs(width: int, channels: int, tiles: Tiles | None) -> None:
+@needs_tma
+@pytest.mark.parametrize(("width", "channels", "tile"), [(4, 64, Tile(64, 128, 64)), (8, 128, None)])
+def test_the_images_gradient_at_stride_2_by_tma_is_torchs(width: int, channels: int, tile: Tile | None) -> None:
     x = short(CLIENTS, BATCH, 64, 2 * width, 2 * width).requires_grad_()
     w = short(CLIENTS, channels, 64, 3, 3, seed=1) / 32
     y = torch.stack([functional.conv2d(a, b, stride=2, padding=1) for a, b in zip(x, w, strict=True)])
@@ -138,11 +140,11 @@ def test_the_way_back_through_a_stride_read_in_boxes_is_torchs(width: int, chann
     (of_x,) = torch.autograd.grad(y, x, g)
     taps = w.permute(0, 3, 4, 2, 1).flatten(1, 2).contiguous().to(HALF)
     gradient = last(g).to(HALF)
-    assert boxes.strided_fits(gradient, taps, 3, 2)
-    near(first(boxes.conv_back_strided(gradient, taps, tiles)), of_x)
+    assert tma.covers_strided(gradient, taps, 3, 2)
+    near(first(tma.strided_input_gradient(gradient, taps, tile)), of_x)
     plus = last(x).to(HALF)
-    near(first(boxes.conv_back_strided(gradient, taps, tiles, plus)), of_x + x.detach())
-    near(first(kernels.conv_back(gradient, taps, 2, 2 * width, plus=plus)), of_x + x.detach())
+    near(first(tma.strided_input_gradient(gradient, taps, tile, plus)), of_x + x.detach())
+    near(first(gemm.conv_input_gradient(gradient, taps, 2, 2 * width, addend=plus)), of_x + x.detach())
 
 
 def near(a: Tensor, b: Tensor) -> None:
@@ -161,35 +163,35 @@ def near(a: Tensor, b: Tensor) -> None:
         (3, 1, 128, 64, 64),
     ],
 )
-def test_what_does_not_fit_into_boxes_is_left_to_the_other_kernels(
+def test_what_tma_does_not_cover_is_left_to_the_other_kernels(
     size: int, stride: int, width: int, channels: int, out: int
 ) -> None:
     x, w = torch.zeros(1, 1, width, width, channels), torch.zeros(1, size * size, channels, out)
-    assert not boxes.fits(x, w, size, stride, out)
+    assert not tma.covers(x, w, size, stride, out)
 
 
-def test_weights_at_odd_places_are_not_read_as_boxes() -> None:
+def test_weights_that_are_not_aligned_are_not_read_by_tma() -> None:
     x, count = torch.zeros(2, 1, 8, 8, 64, dtype=HALF), 9 * 64 * 64
     rows, odd = torch.zeros(2, count + 8, dtype=HALF), torch.zeros(2, count + 9, dtype=HALF)
-    assert boxes.fits(x, rows[:, :-8].view(2, 9, 64, 64), 3, 1, 64)
-    assert not boxes.fits(x, rows[:, 1:-7].view(2, 9, 64, 64), 3, 1, 64)  # 2 bytes past a multiple of 16
-    assert not boxes.fits(x, odd[:, :-9].view(2, 9, 64, 64), 3, 1, 64)  # rows of 18 bytes more than such a multiple
-    assert not boxes.fits(x[:, :0], rows[:, :-8].view(2, 9, 64, 64), 3, 1, 64)  # nothing at all
+    assert tma.covers(x, rows[:, :-8].view(2, 9, 64, 64), 3, 1, 64)
+    assert not tma.covers(x, rows[:, 1:-7].view(2, 9, 64, 64), 3, 1, 64)  # 2 bytes past a multiple of 16
+    assert not tma.covers(x, odd[:, :-9].view(2, 9, 64, 64), 3, 1, 64)  # rows of 18 bytes more than such a multiple
+    assert not tma.covers(x[:, :0], rows[:, :-8].view(2, 9, 64, 64), 3, 1, 64)  # nothing at all
 
 
-@needs_boxes
-def test_the_convolutions_of_a_network_go_to_the_boxes_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_tma
+def test_the_convolutions_of_a_network_go_to_tma_where_it_covers_them(monkeypatch: pytest.MonkeyPatch) -> None:
     went: list[str] = []
-    for name in ("conv", "conv_back_strided", "conv_weights"):
-        monkeypatch.setattr(boxes, name, lambda *given, name=name, **named: went.append(name))
+    for name in ("conv", "strided_input_gradient", "weight_gradient"):
+        monkeypatch.setattr(tma, name, lambda *given, name=name, **named: went.append(name))
     x, w = drawn(1, BATCH, 8, 8, 64).to(HALF), drawn(1, 9, 64, 64).to(HALF)
-    kernels.conv(x, w, 1)
-    kernels.conv_back(x, w, 1, 8)
-    kernels.conv_weights(x, x, 3, 1)
-    assert went == ["conv", "conv", "conv_weights"]
-    kernels.conv(x, w, 2)
-    kernels.conv_back(x, w, 2, 16)
-    assert went[3:] == ["conv_back_strided"]
+    gemm.conv_forward(x, w, 1)
+    gemm.conv_input_gradient(x, w, 1, 8)
+    gemm.conv_weight_gradient(x, x, 3, 1)
+    assert went == ["conv", "conv", "weight_gradient"]
+    gemm.conv_forward(x, w, 2)
+    gemm.conv_input_gradient(x, w, 2, 16)
+    assert went[3:] == ["strided_input_gradient"]
 
 
 @pytest.mark.parametrize(("relu", "shortcut"), list(product((True, False), repeat=2)))
@@ -207,12 +209,12 @@ def test_normalisation_shortcut_and_relu_are_torchs(relu: bool, shortcut: bool, 
     g = drawn(*y.shape, seed=3)
     wanted = torch.autograd.grad(y, (x, weight, bias, *([s] if shortcut else [])), g)
     w, b = weight.detach(), bias.detach()
-    out, mean, scale = kernels.norm(last(x), w, b, last(s) if shortcut else None, groups, 1e-5, relu=relu)
+    out, mean, scale = triton_norm.norm_forward(last(x), w, b, last(s) if shortcut else None, groups, 1e-5, relu=relu)
     close(first(out), y.detach())
-    of_x, sums, through = kernels.norm_back(
+    of_x, sums, through = triton_norm.norm_backward(
         last(g), last(x), out, w, b, mean, scale, groups, relu=relu, shortcut=shortcut
     )
-    of_weight, of_bias = kernels.norm_sums(sums, w.dtype)
+    of_weight, of_bias = triton_norm.norm_weight_gradients(sums, w.dtype)
     close(first(of_x), wanted[0])
     close(of_weight, wanted[1])
     close(of_bias, wanted[2])
@@ -224,21 +226,21 @@ def test_normalisation_shortcut_and_relu_are_torchs(relu: bool, shortcut: bool, 
 IN_SHARED_MEMORY = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from fedquit.engine.cuda import triton_tma as boxes
+from fedquit.engine.cuda import triton_tma as tma
 
-SHAPE = {"width": 8, "channels_in": 64, "channels_out": 128, "HIGH": 8}
-CONV = {**SHAPE, "IMAGES": 2, "COLUMNS": 128, "DEPTH": 64, "PLUS": True}
-X, WEIGHTS = "tensordesc<bf16[1,2,8,8,64]>", "tensordesc<bf16[1,128,64]>"
-AT = {"plus_at": "*bf16", "out_at": "*bf16", "out_client": "i32"}
+SHAPE = {"width": 8, "channels_in": 64, "channels_out": 128, "HEIGHT": 8}
+CONV = {**SHAPE, "IMAGES": 2, "BLOCK_M": 128, "BLOCK_K": 64, "ADD": True}
+X, WEIGHTS, TURNED = (f"tensordesc<bf16[1,{sides}]>" for sides in ("2,8,8,64", "128,64", "64,128"))
+OUT = {"addend_ptr": "*bf16", "out_ptr": "*bf16", "out_client_stride": "i32"}
 for kernel, given, fixed, warps in (
-    (boxes._conv, {"x": X, "w": WEIGHTS, **AT, "rows": "i32"}, {**CONV, "BACK": True}, 8),
-    (boxes._conv, {"x": X, "w": "tensordesc<bf16[1,64,128]>", **AT, "rows": "i32"}, {**CONV, "BACK": False}, 8),
-    (boxes._conv_back_strided, {"g": X, "w": WEIGHTS, **AT, "images": "i32"}, CONV, 8),
+    (tma._conv_kernel, {"x": X, "w": WEIGHTS, **OUT, "rows": "i32"}, {**CONV, "BACKWARD": True}, 8),
+    (tma._conv_kernel, {"x": X, "w": TURNED, **OUT, "rows": "i32"}, {**CONV, "BACKWARD": False}, 8),
+    (tma._strided_input_gradient_kernel, {"g": X, "w": WEIGHTS, **OUT, "images": "i32"}, CONV, 8),
     (
-        boxes._conv_weights,
-        {"x": "tensordesc<bf16[1,1,8,8,64]>", "g": "tensordesc<bf16[1,1,64,64]>", "out_at": "*fp32"}
-        | dict.fromkeys(("out_client", "out_part", "images", "blocks_each"), "i32"),
-        {**SHAPE, "ROWS": 64, "COLUMNS": 64},
+        tma._weight_gradient_kernel,
+        {"x": "tensordesc<bf16[1,1,8,8,64]>", "g": "tensordesc<bf16[1,1,64,64]>", "out_ptr": "*fp32"}
+        | dict.fromkeys(("out_client_stride", "out_part_stride", "images", "blocks_each"), "i32"),
+        {**SHAPE, "BLOCK_M": 64, "BLOCK_N": 64},
         4,
     ),
 ):
@@ -246,17 +248,18 @@ for kernel, given, fixed, warps in (
     types = {name: given.get(name, "constexpr") for name in kernel.arg_names}
     source = ASTSource(kernel, types, places)
     code = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 3}).asm["ttgir"]
-    assert code.count("warp_group_dot ") and code.count("async_tma_copy_global_to_local"), "neither boxes nor products"
-    assert "ttg.local_load" not in code, f"{kernel.__name__} reads a box into registers"
+    assert "warp_group_dot " in code and "async_tma_copy_global_to_local" in code, "neither TMA nor tensor cores"
+    assert "ttg.local_load" not in code, f"{kernel.__name__} reads a TMA tile into registers"
 """
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU the kernels themselves are tried")
-def test_no_box_takes_a_detour_through_registers(tmp_path: Path) -> None:
-    """Triton 3.6 lets the next box overwrite one that is still being read into registers: results would be wrong."""
+def test_no_tma_tile_takes_a_detour_through_registers(tmp_path: Path) -> None:
+    """Triton 3.6 lets the next tile overwrite one that is still being read into registers: results would be wrong."""
     known = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
-    told = [sys.executable, "-c", IN_SHARED_MEMORY]
-    done = subprocess.run(told, capture_output=True, text=True, check=False, env=known)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_SHARED_MEMORY], capture_output=True, text=True, check=False, env=known
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -273,7 +276,7 @@ class Kernel:
         self.done.append(f"compiled {grid} {given} {named}")
 
 
-def test_ahead_of_time_kernels_are_compiled_and_not_run_also_on_the_way_back() -> None:
+def test_ahead_of_time_kernels_are_compiled_and_not_run_also_in_the_backward_pass() -> None:
     kernel = Kernel()
 
     class Twice(torch.autograd.Function):
@@ -291,7 +294,7 @@ def test_ahead_of_time_kernels_are_compiled_and_not_run_also_on_the_way_back() -
         doubled: Tensor = Twice.apply(torch.ones(2, device=DEVICE, requires_grad=True))  # type: ignore[no-untyped-call]
         doubled.sum().backward()
 
-    with compiled_ahead():
+    with compile_ahead():
         both_ways()
     assert kernel.done == ["compiled (1,) (7,) {'many': 2}", "compiled (2,) (8,) {}"]
     both_ways()
@@ -302,9 +305,9 @@ class Launches:
     """Stands in for a kernel, and notes for what Triton would compile it anew."""
 
     def __init__(self, kernel: Any) -> None:
-        told = kernel.kwargs if hasattr(kernel, "kwargs") else vars(kernel)  # in the interpreter, and outside
+        options = kernel.kwargs if hasattr(kernel, "kwargs") else vars(kernel)  # in the interpreter, and outside
         self.names, self.seen = kernel.arg_names, set[object]()
-        self.any = {*(told["do_not_specialize"] or ()), *(told["do_not_specialize_on_alignment"] or ())}
+        self.any = {*(options["do_not_specialize"] or ()), *(options["do_not_specialize_on_alignment"] or ())}
 
     def __getitem__(self, grid: object) -> Callable[..., None]:
         return lambda *given, **named: self.seen.add(
@@ -319,17 +322,19 @@ class Launches:
 
 
 def launches(monkeypatch: pytest.MonkeyPatch, name: str) -> set[object]:
-    stand_in = Launches(getattr(kernels, name))
-    monkeypatch.setattr(kernels, name, stand_in)
+    stand_in = Launches(getattr(triton_norm, name))
+    monkeypatch.setattr(triton_norm, name, stand_in)
     return stand_in.seen
 
 
 def test_a_batch_of_any_size_needs_no_other_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = [launches(monkeypatch, name) for name in ("_norm", "_norm_back", "_norm_sums")]
+    seen = [launches(monkeypatch, name) for name in ("_forward_kernel", "_backward_kernel", "_sum_over_batch_kernel")]
     for batch in (32, 31, 12, 1):
         x, w = torch.zeros(CLIENTS, batch, 4, 4, 16), torch.zeros(CLIENTS, 16)
-        out, mean, scale = kernels.norm(x, w, w, None, 2, 1e-5, relu=True)
-        kernels.norm_sums(kernels.norm_back(x, x, out, w, w, mean, scale, 2, relu=True, shortcut=False)[1], w.dtype)
+        out, mean, scale = triton_norm.norm_forward(x, w, w, None, 2, 1e-5, relu=True)
+        triton_norm.norm_weight_gradients(
+            triton_norm.norm_backward(x, x, out, w, w, mean, scale, 2, relu=True, shortcut=False)[1], w.dtype
+        )
     assert [len(kinds) for kinds in seen] == [1, 1, 1]
 
 
@@ -338,21 +343,21 @@ def test_parts_of_a_sum_are_added_up_in_any_number_by_one_kernel(monkeypatch: py
 
     for many in (1, 3):
         parts, rows = drawn(CLIENTS, many, 5, 300), torch.zeros(CLIENTS, 2000, device=DEVICE)
-        common.summed(parts, rows[:, 100:1600].view(CLIENTS, 5, 300))
+        common.sum_partials(parts, rows[:, 100:1600].view(CLIENTS, 5, 300))
         close(rows[:, 100:1600].view(CLIENTS, 5, 300), parts.sum(1))
         assert not rows[:, :100].any()
         assert not rows[:, 1600:].any()
-    stand_in = Launches(common._summed)
-    monkeypatch.setattr(common, "_summed", stand_in)
+    stand_in = Launches(common._sum_partials_kernel)
+    monkeypatch.setattr(common, "_sum_partials_kernel", stand_in)
     for many in (2, 3, 16):
-        common.summed(torch.zeros(CLIENTS, many, 64), torch.zeros(CLIENTS, 64))
+        common.sum_partials(torch.zeros(CLIENTS, many, 64), torch.zeros(CLIENTS, 64))
     assert len(stand_in.seen) == 1
 
 
 def test_sgd_moves_the_parameters_and_their_copy() -> None:
     rows, gradient, lr = drawn(2, 100), drawn(2, 100, seed=1), torch.tensor(0.3, dtype=torch.float64, device=DEVICE)
     copy, wanted = torch.zeros_like(rows, dtype=HALF), rows - 0.3 * (gradient + 0.01 * rows)
-    kernels.sgd_(rows, copy, gradient, lr, 0.01)
+    triton_sgd.sgd_(rows, copy, gradient, lr, 0.01)
     close(rows, wanted)
     assert torch.equal(copy, rows.to(HALF))
 
@@ -370,38 +375,38 @@ def test_a_network_may_ask_for_relu_in_place() -> None:
     own = [t.requires_grad_() for t in (w, weight, bias)]
     alone = torch.stack([network(w[k], weight[k], bias[k], x[k]) for k in range(CLIENTS)]).sum()
     low = [t.detach().to(HALF).requires_grad_() for t in own]
-    with Rerouted(None):
+    with CudaOps(None):
         many = vmap(network)(low[0], low[1], low[2], x.to(HALF)).sum()
     for a, b in zip(torch.autograd.grad(many, low), torch.autograd.grad(alone, own), strict=True):
         assert float((a.float() - b).abs().max()) < 20 * torch.finfo(HALF).eps * float(b.abs().max())
 
 
-class Late(Room):
-    """What is computed beside is there when the streams meet, and no sooner: until then its place holds no number."""
+class LateBuffer(GradientBuffer):
+    """What the side stream computes is there once it is synchronised, and no sooner: until then it is NaN."""
 
-    def __init__(self, weights: Tensor, extents: Mapping[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(weights, extents)
+    def __init__(self, weights: Tensor, sizes: Mapping[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(weights, sizes)
         self._late: list[Callable[[], object]] | None = None
         self._waiting: list[Callable[[], object]] = []
-        for name in ("conv_weights", "norm_sums"):
-            monkeypatch.setattr(kernels, name, partial(self._put_off, getattr(kernels, name)))
+        for module, name in ((gemm, "conv_weight_gradient"), (triton_norm, "norm_weight_gradients")):
+            monkeypatch.setattr(module, name, partial(self._put_off, getattr(module, name)))
 
     def _put_off(self, kernel: Callable[..., Any], *given: Any, **named: Any) -> Any:
         if self._late is None:
             return kernel(*given, **named)
-        into = [named["into"]] if "into" in named else given[-1]
-        for place in into:
-            place.fill_(torch.nan)
+        outputs = [named["out"]] if "out" in named else given[-1]
+        for out in outputs:
+            out.fill_(torch.nan)
         self._late.append(lambda: kernel(*given, **named))
         return None
 
     @contextlib.contextmanager
-    def beside(self, *read: Tensor) -> Iterator[None]:
+    def side_stream(self, *inputs: Tensor) -> Iterator[None]:
         self._late = self._waiting
         yield
         self._late = None
 
-    def meet(self) -> None:
+    def synchronise(self) -> None:
         for work in self._waiting:
             work()
         self._waiting.clear()
@@ -413,7 +418,7 @@ conv, norm = functional.conv2d, functional.group_norm
 
 
 @pytest.mark.parametrize(
-    ("shapes", "network", "beside"),
+    ("shapes", "network", "claimed"),
     [
         (TAPS, lambda p, x: conv(x, p["w"], padding=1), 1),
         (TAPS, lambda p, x: conv(conv(x, p["w"], padding=1), p["w"], padding=1), 1),
@@ -437,26 +442,26 @@ conv, norm = functional.conv2d, functional.group_norm
 def test_no_gradient_is_read_before_it_is_there(
     shapes: dict[str, tuple[int, ...]],
     network: Callable[[dict[str, Tensor], Tensor], Tensor],
-    beside: int,
+    claimed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layout = Layout(shapes, convolutions_last=True)
-    flat = torch.zeros(CLIENTS, layout.starts[-1], dtype=HALF, device=DEVICE)
+    layout = Layout(shapes, output_channels_last=True)
+    flat = torch.zeros(CLIENTS, layout.row_size, dtype=HALF, device=DEVICE)
     layout.fill(flat, {n: drawn(CLIENTS, *s, seed=i) / 8 for i, (n, s) in enumerate(shapes.items())})
-    x, room = drawn(CLIENTS, BATCH, 32, 4, 4, seed=9), Late(flat, layout.extents, monkeypatch)
+    x, buffer = drawn(CLIENTS, BATCH, 32, 4, 4, seed=9), LateBuffer(flat, layout.sizes, monkeypatch)
     leaves = {n: p.detach().requires_grad_() for n, p in layout.views(flat).items()}
-    with Rerouted(room):
+    with CudaOps(buffer):
         total = vmap(lambda p, x: network(p, x).float().square().mean())(leaves, x.to(HALF)).sum()
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    room.meet()
-    assert len(room.claimed) == beside
-    layout.fill(room.gradients, dict(zip(shapes, found, strict=True)), room.claimed)
+    buffer.synchronise()
+    assert len(buffer.claimed) == claimed
+    layout.fill(buffer.gradients, dict(zip(shapes, found, strict=True)), buffer.claimed)
 
     whole = {n: p.detach().float().contiguous().requires_grad_() for n, p in layout.views(flat).items()}
     losses = [network({n: p[k] for n, p in whole.items()}, x[k]).square().mean() for k in range(CLIENTS)]
     wanted = torch.autograd.grad(torch.stack(losses).sum(), list(whole.values()))
     for name, gradient in zip(shapes, wanted, strict=True):
-        here = layout.views(room.gradients)[name].float()
+        here = layout.views(buffer.gradients)[name].float()
         assert float((here - gradient).norm()) < 10 * torch.finfo(HALF).eps * float(gradient.norm()), name
 
 
@@ -467,20 +472,20 @@ def test_a_convolution_adds_what_comes_back_for_the_input_that_it_keeps(
 ) -> None:
     """What comes back is read where it lies; only where the channels do not fill a tile is it copied."""
     sent, added = list[int](), list[int]()
-    back: Callable[..., Tensor] = kernels.conv_back
+    input_gradient: Callable[..., Tensor] = gemm.conv_input_gradient
 
-    def conv_back(*given: Any, plus: Tensor) -> Tensor:
-        added.append(plus.data_ptr())
-        return back(*given, plus=plus)
+    def conv_input_gradient(*given: Any, addend: Tensor) -> Tensor:
+        added.append(addend.data_ptr())
+        return input_gradient(*given, addend=addend)
 
     def seen(of_kept: Tensor) -> None:
         sent.append(of_kept.data_ptr())
 
-    monkeypatch.setattr(kernels, "conv_back", conv_back)
+    monkeypatch.setattr(gemm, "conv_input_gradient", conv_input_gradient)
     x, w = short(CLIENTS, BATCH, channels, 4, 4), short(CLIENTS, 16, channels, 3, 3, seed=1) / 16
 
     def network(w: Tensor, x: Tensor) -> Tensor:
-        out, kept = conv_keeping(x, w, stride)
+        out, kept = conv_with_input(x, w, stride)
         found: Tensor = out.float().square().sum() + (kept.float() * 3).square().sum()
         return found
 
@@ -492,7 +497,7 @@ def test_a_convolution_adds_what_comes_back_for_the_input_that_it_keeps(
     kept.register_hook(seen)
     torch.autograd.grad(out.float().sum() + kept.float().square().sum(), low)
     assert (sent == added) == (channels == 16)
-    with Rerouted(None):
+    with CudaOps(None):
         many = vmap(network)(*low).sum()
     for found, wanted in zip(torch.autograd.grad(many, low), torch.autograd.grad(alone, whole), strict=True):
         near(found / 4, wanted / 4)
@@ -500,7 +505,7 @@ def test_a_convolution_adds_what_comes_back_for_the_input_that_it_keeps(
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("twice", [False, True])
-def test_a_rerouted_block_under_vmap_is_the_block_of_each_client(stride: int, twice: bool) -> None:
+def test_a_block_under_vmap_is_the_block_of_each_client(stride: int, twice: bool) -> None:
     """In 16 bits, so to two digits; `twice` uses the same weights in two passes, whose gradients add up.
 
     The weights are drawn here, not by the block: a unit within rounding of zero would be on one side of its ReLU in
@@ -520,22 +525,22 @@ def test_a_rerouted_block_under_vmap_is_the_block_of_each_client(stride: int, tw
         found: Tensor = (out * out + more).float().mean()
         return found
 
-    def gradients(room: Room | None, rows: dict[str, Tensor]) -> list[Any]:
+    def gradients(buffer: GradientBuffer | None, rows: dict[str, Tensor]) -> list[Any]:
         leaves = {n: p.detach().requires_grad_() for n, p in rows.items()}
-        if room is None:
+        if buffer is None:
             total = torch.stack([loss({n: p[k] for n, p in leaves.items()}, x[k]) for k in range(CLIENTS)]).sum()
         else:
-            with Rerouted(room):
+            with CudaOps(buffer):
                 total = vmap(loss)(leaves, x.to(HALF)).sum()
-        return list(torch.autograd.grad(total, list(leaves.values()), allow_unused=room is not None))
+        return list(torch.autograd.grad(total, list(leaves.values()), allow_unused=buffer is not None))
 
-    layout = Layout({n: tuple(p.shape[1:]) for n, p in weights.items()}, convolutions_last=True)
-    flat = torch.zeros(CLIENTS, layout.starts[-1], dtype=HALF, device=DEVICE)
+    layout = Layout({n: tuple(p.shape[1:]) for n, p in weights.items()}, output_channels_last=True)
+    flat = torch.zeros(CLIENTS, layout.row_size, dtype=HALF, device=DEVICE)
     layout.fill(flat, weights)
-    room = Room(flat, layout.extents)
-    found = gradients(room, layout.views(flat))
-    room.meet()
-    layout.fill(room.gradients, dict(zip(names, found, strict=True)), room.claimed)
-    placed = layout.views(room.gradients)
+    buffer = GradientBuffer(flat, layout.sizes)
+    found = gradients(buffer, layout.views(flat))
+    buffer.synchronise()
+    layout.fill(buffer.gradients, dict(zip(names, found, strict=True)), buffer.claimed)
+    placed = layout.views(buffer.gradients)
     for name, wanted in zip(names, gradients(None, weights), strict=True):
         assert float((placed[name].float() - wanted).norm()) < 10 * torch.finfo(HALF).eps * float(wanted.norm()), name

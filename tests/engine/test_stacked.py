@@ -403,9 +403,9 @@ def test_out_of_memory_halves_the_width_and_goes_on_with_the_same_result(
         "6 clients at once do not fit into memory: going on with 3.",
         "3 clients at once do not fit into memory: going on with 1.",
     ]
-    assert engine.works.fits == 1
+    assert engine.graphs.max_clients == 1
     model.seen.clear()
-    list(StackedEngine(model, ragged, dict(homes), works=engine.works).run(ask))
+    list(StackedEngine(model, ragged, dict(homes), graphs=engine.graphs).run(ask))
     assert set(model.seen) == {1}, "the engine of the next phase knows"
 
 
@@ -453,21 +453,21 @@ def test_a_step_that_is_replayed_gives_the_same_bits(
         for r, start in enumerate((toy_start, other, toy_start))
     ]
     expected = [prints(StackedEngine(toy_model, ragged, dict(homes)), ask) for ask in asks]
-    monkeypatch.setattr(replay, "WORTH_IT", 1)
+    monkeypatch.setattr(replay, "STEPS_BEFORE_TRACING", 1)
     engine = StackedEngine(toy_model, ragged, dict(homes))
-    assert [prints(replace(engine, homes=dict(homes)), ask) for ask in asks] == expected
-    kinds = [kind for kind in engine.works.values() if isinstance(kind, replay.Replays)]
-    written = [steps.written for kind in kinds for steps in kind.by_shape.values()]
-    assert any(written) or not case.task.local.epochs
+    assert [prints(replace(engine, memory=dict(homes)), ask) for ask in asks] == expected
+    kinds = list(engine.graphs.traced.values())
+    traced = [step.traced for kind in kinds for step in kind.by_shape.values()]
+    assert any(traced) or not case.task.local.epochs
 
 
-def test_what_cannot_be_written_down_goes_on_as_before(
+def test_what_cannot_be_traced_goes_on_eagerly(
     ragged: FederatedData, toy_model: FunctionalModel, toy_start: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(replay, "WORTH_IT", 1)
+    monkeypatch.setattr(replay, "STEPS_BEFORE_TRACING", 1)
     monkeypatch.setattr("torch.fx.experimental.proxy_tensor.make_fx", refuse)
     compare(toy_model, ragged, question(Learn(LOCAL), toy_start))
 

@@ -28,8 +28,7 @@ from fedquit.data import load_dataset
 from fedquit.data.catalog import data_folder
 from fedquit.data.cifar import CIFAR100
 from fedquit.data.federated import Dataset
-from fedquit.engine import Address, Ask, Examples, run_client
-from fedquit.engine.sequential import Own
+from fedquit.engine import Address, Ask, ClientIndices, Examples, run_client
 from fedquit.errors import InputError
 from fedquit.methods.fedquit import FedQUIT
 from fedquit.running.recipe import Recipe, build, load
@@ -167,7 +166,7 @@ def peak_memory() -> int:
 def _input(setup: Setup, repeats: int, sizes: Sizes, said: str) -> Iterator[Figure]:
     """The batches of a client without a network, beside the steps that use them."""
     largest = _largest(setup)[0]
-    mine = Examples.of(setup.data, Own.of(setup.data, largest, "all", 0))
+    mine = Examples.of(setup.data, ClientIndices.of(setup.data, largest, "all", 0))
     local = setup.recipe.train.training().task.local
 
     def input_alone() -> None:

@@ -1,69 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How clients' work is carried out: one seam, `Engine`, and what stands behind it."""
+"""How clients' tasks are carried out: an `Engine` takes an `Ask` and yields the clients' replies.
+
+`sequential` is the reference. `stacked` and `threaded` compute the same faster; `auto` takes the fastest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 
 from fedquit.core import Memory, Model
 from fedquit.data.federated import FederatedData
+from fedquit.engine.api import Ask, ClientIndices, Engine, Examples, LocalResult, client_memory, make_reply
 from fedquit.engine.choice import Choice, choose
+from fedquit.engine.evaluation_model import evaluation_model_of
 from fedquit.engine.plan import Address
 from fedquit.engine.precision import Precision, computing
-from fedquit.engine.sequential import Ask, Engine, Examples, SequentialEngine, run_client
-from fedquit.engine.stacked.engine import Recordings, StackedEngine, evaluation_model_of
+from fedquit.engine.sequential import SequentialEngine, run_client
+from fedquit.engine.stacked.engine import StackedEngine
+from fedquit.engine.stacked.graph_cache import GraphCache
 from fedquit.engine.threaded import ThreadedEngine
 from fedquit.utils.names import lookup
 
-Open = Callable[[Model, FederatedData, Memory, Precision, int, Recordings], Engine]
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What a run may ask of its engine.
+
+    Attributes:
+        precision: What networks compute in.
+        width: How many clients are trained at once, at most; 0: as many as the engine likes.
+        graphs: Captured and traced steps, shared by the engines over one data set.
+    """
+
+    precision: Precision = "float32"
+    width: int = 0
+    graphs: GraphCache = field(default_factory=GraphCache, repr=False)
 
 
-def _sequential(
-    model: Model, data: FederatedData, homes: Memory, precision: Precision, width: int, recordings: Recordings
-) -> Engine:
-    """One client after the other, step by step: the meaning of all others."""
-    return SequentialEngine(model, data, homes, precision)
+EngineFactory = Callable[[Model, FederatedData, Memory, EngineOptions], Engine]
 
 
-def _stacked(
-    model: Model, data: FederatedData, homes: Memory, precision: Precision, width: int, recordings: Recordings
-) -> Engine:
-    """Many clients in one computation; on a GPU, steps are recorded and replayed."""
-    return StackedEngine(model, data, homes, width, precision, recordings)
+def _sequential(model: Model, data: FederatedData, memory: Memory, options: EngineOptions) -> Engine:
+    """One client after the other, in plain torch: the reference for all others."""
+    return SequentialEngine(model, data, memory, options.precision)
 
 
-def _threaded(
-    model: Model, data: FederatedData, homes: Memory, precision: Precision, width: int, recordings: Recordings
-) -> Engine:
-    """A client on each core, step by step; for networks that are too large to be stacked on a CPU."""
-    workers = min(width or torch.get_num_threads(), torch.get_num_threads())
-    return ThreadedEngine(model, data, homes, workers, precision)
+def _stacked(model: Model, data: FederatedData, memory: Memory, options: EngineOptions) -> Engine:
+    """Many clients in one computation; on a GPU, steps are captured as CUDA graphs and replayed."""
+    return StackedEngine(model, data, memory, options.width, options.precision, options.graphs)
 
 
-def _auto(
-    model: Model, data: FederatedData, homes: Memory, precision: Precision, width: int, recordings: Recordings
-) -> Engine:
-    """The one that is fastest here."""
-    return ENGINES[choose("auto", model, data).name](model, data, homes, precision, width, recordings)
+def _threaded(model: Model, data: FederatedData, memory: Memory, options: EngineOptions) -> Engine:
+    """One client on each CPU core; for networks that are too large to be stacked on a CPU."""
+    threads = torch.get_num_threads()
+    return ThreadedEngine(model, data, memory, min(options.width or threads, threads), options.precision)
 
 
-ENGINES: dict[str, Open] = {"auto": _auto, "sequential": _sequential, "stacked": _stacked, "threaded": _threaded}
+def _auto(model: Model, data: FederatedData, memory: Memory, options: EngineOptions) -> Engine:
+    """The fastest for this network, data and device."""
+    return ENGINES[choose("auto", model, data).name](model, data, memory, options)
+
+
+ENGINES: dict[str, EngineFactory] = {
+    "auto": _auto,
+    "sequential": _sequential,
+    "stacked": _stacked,
+    "threaded": _threaded,
+}
 
 
 def open_engine(
     name: str,
     model: Model,
     data: FederatedData,
-    homes: Memory,
+    memory: Memory,
     precision: Precision = "float32",
     width: int = 0,
-    recordings: Recordings | None = None,
+    graphs: GraphCache | None = None,
 ) -> Engine:
-    """The engine of that name."""
-    known = recordings if recordings is not None else Recordings()
-    return lookup(ENGINES, name, "engine")(model, data, homes, precision, width, known)
+    """Make an engine.
+
+    Args:
+        name: One of `ENGINES`.
+        model: The network that everybody trains.
+        data: All clients' examples, on the device that computes.
+        memory: What the clients keep between rounds, by "client/name"; the engine reads and writes it.
+        precision: What networks compute in.
+        width: How many clients are trained at once, at most; 0: as many as the engine likes.
+        graphs: Captured and traced steps of earlier engines over the same data set; None for a cache of its own.
+    """
+    options = EngineOptions(precision, width, graphs if graphs is not None else GraphCache())
+    return lookup(ENGINES, name, "engine")(model, data, memory, options)
 
 
 __all__ = [
@@ -71,16 +101,21 @@ __all__ = [
     "Address",
     "Ask",
     "Choice",
+    "ClientIndices",
     "Engine",
+    "EngineOptions",
     "Examples",
+    "GraphCache",
+    "LocalResult",
     "Precision",
-    "Recordings",
     "SequentialEngine",
     "StackedEngine",
     "ThreadedEngine",
     "choose",
+    "client_memory",
     "computing",
     "evaluation_model_of",
+    "make_reply",
     "open_engine",
     "run_client",
 ]

@@ -20,32 +20,46 @@ Slots = dict[str, Params]  # an optimizer's memory: "velocity", "m", "v"
 
 @dataclass(frozen=True)
 class Signal:
-    """What an optimizer gets to see in step `t` (from 1)."""
+    """The input of one optimizer step.
+
+    Attributes:
+        t: The step's number, from 1.
+        gradient: By name.
+        curvature: An estimate of the Hessian's diagonal, by name, for optimizers that want it.
+        lr: The learning rate in memory, (), for steps that are captured as CUDA graphs; None for that of `Local`.
+    """
 
     t: int | Tensor
     gradient: Params
-    curvature: Params | None = None  # an estimate of the Hessian's diagonal, for those that ask
-    lr: Tensor | None = None  # where a step is recorded once and replayed at other rates; else that of `Local`
+    curvature: Params | None = None
+    lr: Tensor | None = None
 
 
 class Optimizer(Protocol):
-    """One rule: from parameters, slots and a signal to new parameters and slots."""
+    """An update rule: from parameters, slots and a gradient to new parameters and slots."""
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of what it remembers between steps."""
+        """The names of what it keeps between steps."""
 
     @property
     def wants_curvature(self) -> bool:
         """Whether it needs the Hessian's diagonal."""
 
     def step(self, params: Params, slots: Slots, signal: Signal, local: Local) -> tuple[Params, Slots]:
-        """One step."""
+        """Return new parameters and slots.
+
+        Args:
+            params: By name; not written to.
+            slots: What the last step returned; zeros before the first.
+            signal: The gradient.
+            local: Learning rate, momentum and weight decay.
+        """
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """With momentum and L2 weight decay, as in `torch.optim.SGD`."""
+    """SGD with momentum and L2 weight decay, as `torch.optim.SGD`."""
 
     slots: tuple[str, ...] = ("velocity",)
     wants_curvature: bool = False
@@ -60,9 +74,8 @@ class Sgd:
             g = slots["velocity"]
         lr = local.lr if signal.lr is None else signal.lr
         moves = {n: lr * d for n, d in g.items()}
-        return {
-            n: torch.sub(params[n], move, out=move) for n, move in moves.items()
-        }, slots  # no more memory than needed
+        new = {n: torch.sub(params[n], move, out=move) for n, move in moves.items()}  # in the memory of the moves
+        return new, slots
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,12 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 
 def clipped(gradient: Params, local: Local) -> Params:
-    """The gradient, scaled down where it, or one of its tensors, is longer than it may be."""
+    """Return the gradient, scaled down where its norm, or that of one of its tensors, is larger than allowed.
+
+    Args:
+        gradient: By name.
+        local: `clip_tensor` bounds the norm of each tensor, `clip` that of all; 0 bounds nothing.
+    """
     if local.clip_tensor:
         gradient = {n: d * _factor(d.norm(), local.clip_tensor) for n, d in gradient.items()}
     if local.clip:
@@ -115,5 +133,5 @@ def clipped(gradient: Params, local: Local) -> Params:
     return gradient
 
 
-def _factor(length: Tensor, largest: float) -> Tensor:
-    return (largest / (length + 1e-6)).clamp(max=1.0)
+def _factor(length: Tensor, limit: float) -> Tensor:
+    return (limit / (length + 1e-6)).clamp(max=1.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where all randomness is born: which example goes into which step, and the uniform numbers that tasks may use.
+"""The source of all randomness: which example goes into which step, and the uniform numbers that tasks may use.
 
 Every number follows from (seed, phase, round, number of the question within the round, client), so that runs repeat
 exactly, a resumed run equals an uninterrupted one, and no engine can differ from another.
@@ -27,9 +27,9 @@ class Address:
     round: int = 0
     question: int = 0
 
-    def seed_for(self, who: ClientId | str) -> int:
-        """The seed of one client (or of the server, by a word) at this place."""
-        key = repr((self.seed, self.phase, self.round, self.question, who))
+    def seed_for(self, client: ClientId | str) -> int:
+        """Return the seed of one client, or of the server by a word, at this place."""
+        key = repr((self.seed, self.phase, self.round, self.question, client))
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1
 
 

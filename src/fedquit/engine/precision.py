@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU computes, and in what: torch takes the first, and rounds float32 in convolutions, unless told otherwise."""
+"""The precision that a GPU computes in, as torch's switches: float32, TF32 or bfloat16.
+
+Torch alone rounds the factors of float32 convolutions to TF32 (19 bits), and computes on the first GPU.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
-
-from fedquit.core import Model, Params
 
 Precision = Literal["float32", "tf32", "bf16"]
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Whether it is a GPU."""
+    """Return whether it is a GPU."""
     return device.type == "cuda"
 
 
 @contextlib.contextmanager
 def computing(precision: Precision, device: torch.device) -> Iterator[None]:
-    """On that GPU, which may round the factors of float32 products to 19 bits unless float32 is asked for."""
+    """Make a GPU the current one and set whether float32 products may use TF32; a no-op on a CPU.
+
+    Args:
+        precision: TF32 is allowed unless this is "float32".
+        device: Where the data lies: kernels and CUDA graphs go to the current GPU, not to that of their arguments.
+    """
     if not on_gpu(device):
         yield
         return
@@ -31,25 +35,7 @@ def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
     try:
-        with torch.cuda.device(device):  # recordings and kernels go to the current one, wherever the data lies
+        with torch.cuda.device(device):
             yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A network that is read on its GPU in a precision of its own; gradients are not covered."""
-
-    model: Model
-    precision: Precision
-    device: torch.device
-
-    def init(self, seed: int) -> Params:
-        """Fresh parameters."""
-        return self.model.init(seed)
-
-    def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """The logits."""
-        with computing(self.precision, self.device):
-            return self.model(params, x)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several clients at once on a CPU, each on a core of its own, one step after the other.
+"""Several clients at once on a CPU, each in a thread of its own, one step after the other.
 
-A network that is too large to be stacked spends its time inside torch, which lets go of Python meanwhile. A core that
-works alone on a client waits for nobody, where two cores on one client wait for each other in every operation.
+A network that is too large to be stacked spends its time inside torch, which releases the GIL. One core per client
+never waits, where two cores on one client synchronise in every operation.
 """
 
 from __future__ import annotations
@@ -21,72 +21,83 @@ from torch import Tensor
 
 from fedquit.core import ClientId, Memory, Model, Params, Reply, Sent
 from fedquit.data.federated import FederatedData
+from fedquit.engine.api import Ask, ClientIndices, Examples, LocalResult, client_memory, make_reply
 from fedquit.engine.precision import Precision, computing
-from fedquit.engine.sequential import Ask, Examples, Outcome, Own, at_home, reply_of, run_client
+from fedquit.engine.sequential import run_client
 
 
 @dataclass(frozen=True)
-class Copy:
-    """A network of one thread's own; fresh parameters come from torch's one generator, so threads take turns."""
+class ThreadModel:
+    """A thread's own copy of a network. Fresh parameters come from torch's one generator, so they take a lock."""
 
-    own: Model
-    turn: Lock
+    model: Model
+    generator_lock: Lock
 
     def init(self, seed: int) -> Params:
-        """Fresh parameters."""
-        with self.turn:
-            return self.own.init(seed)
+        """Return fresh parameters."""
+        with self.generator_lock:
+            return self.model.init(seed)
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """The logits."""
-        return self.own(params, x)
+        """Return the logits."""
+        return self.model(params, x)
 
 
 @dataclass(frozen=True)
 class ThreadedEngine:
-    """The clients of a simulated federation, as many at once as there are threads."""
+    """Trains the clients of a simulated federation, as many at once as there are threads.
+
+    Attributes:
+        model: The network.
+        data: All clients' examples.
+        memory: What the clients keep between rounds, by "client/name".
+        workers: How many clients at once.
+        precision: What networks compute in on a GPU.
+    """
 
     model: Model
     data: FederatedData
-    homes: Memory
+    memory: Memory
     workers: int
     precision: Precision = "float32"
-    # A module is lent other parameters while it computes: each thread needs one that nobody else computes with.
+    # functional_call swaps a module's parameters while it computes, so no two threads may share a module.
     _models: SimpleQueue[Model] = field(default_factory=SimpleQueue, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        one_at_a_time = Lock()
+        generator_lock = Lock()
         for _ in range(self.workers):
-            self._models.put(Copy(copy.deepcopy(self.model), one_at_a_time))
+            self._models.put(ThreadModel(copy.deepcopy(self.model), generator_lock))
 
     def run(self, ask: Ask) -> Iterator[Reply]:
-        """The replies, in the order of `ask.clients`; no more are held than clients are at work."""
-        before = torch.get_num_threads()
+        """Yield the replies, in the order of `ask.clients`; no more are held than clients are at work."""
+        threads = torch.get_num_threads()
         workers = max(1, min(self.workers, len(ask.clients)))
-        each = partial(torch.set_num_threads, max(1, before // workers))
-        waiting: deque[tuple[ClientId, int, Future[Outcome]]] = deque()
-        pool = ThreadPoolExecutor(workers, initializer=each)
+        initializer = partial(torch.set_num_threads, max(1, threads // workers))
+        pending: deque[tuple[ClientId, int, Future[LocalResult]]] = deque()
+        pool = ThreadPoolExecutor(workers, initializer=initializer)
         try:
-            with computing(self.precision, self.data.y.device):  # of all threads at once
+            with computing(self.precision, self.data.y.device):  # the switches are those of all threads
                 for client in ask.clients:
-                    mine = Examples.of(self.data, Own.of(self.data, client, ask.split, ask.address.seed))
-                    sent = {**ask.sent, **at_home(self.homes, ask.task, client)}
-                    waiting.append((client, len(mine.y), pool.submit(self._work, ask, client, mine, sent)))
-                    if len(waiting) > workers:
-                        yield self._next(waiting)
-                while waiting:
-                    yield self._next(waiting)
+                    indices = ClientIndices.of(self.data, client, ask.split, ask.address.seed)
+                    mine = Examples.of(self.data, indices)
+                    sent = {**ask.sent, **client_memory(self.memory, ask.task, client)}
+                    future = pool.submit(self._train, ask, client, mine, sent)
+                    pending.append((client, len(mine.y), future))
+                    if len(pending) > workers:
+                        yield self._next_reply(pending)
+                while pending:
+                    yield self._next_reply(pending)
         finally:
             pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(before)  # a thread that sets its own number sets that of all that begin later
+            torch.set_num_threads(threads)  # a thread that sets its own number sets that of all that begin later
 
-    def _work(self, ask: Ask, client: ClientId, mine: Examples, sent: Sent) -> Outcome:
+    def _train(self, ask: Ask, client: ClientId, mine: Examples, sent: Sent) -> LocalResult:
         model = self._models.get()
         try:
             return run_client(model, ask.task, mine, sent, ask.address.seed_for(client))
         finally:
             self._models.put(model)
 
-    def _next(self, waiting: deque[tuple[ClientId, int, Future[Outcome]]]) -> Reply:
-        client, examples, work = waiting.popleft()
-        return reply_of(self.homes, client, examples, work.result())
+    def _next_reply(self, pending: deque[tuple[ClientId, int, Future[LocalResult]]]) -> Reply:
+        client, examples, future = pending.popleft()
+        return make_reply(self.memory, client, examples, future.result())

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from fedquit.core import Model, Reply
 from fedquit.core.params import placed
-from fedquit.engine import Examples, run_client
-from fedquit.engine.sequential import at_home, reply_of
+from fedquit.engine import Examples, client_memory, make_reply, run_client
 from fedquit.errors import FedquitError, InputError
 from fedquit.flower import wire
 from fedquit.flower.client_data import ClientData, ClientSplits
@@ -134,9 +133,9 @@ class _Client:
         memory.settle()  # a round may be asked again from its beginning, never an earlier one
         memory.move(question.place)
         sent = {name: placed(params, device) for name, params in ask.sent.items()}
-        sent |= at_home(memory, ask.task, client)
+        sent |= client_memory(memory, ask.task, client)
         done = run_client(functional(self.make_model), ask.task, examples, sent, ask.address.seed_for(client))
-        return reply_of(memory, client, len(examples.y), done)
+        return make_reply(memory, client, len(examples.y), done)
 
     def status(self, message: Message) -> RecordDict:
         """How many examples there are, and which requests are pending."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fedquit.errors import InputError
-from fedquit.models.fused import conv_keeping, norm_relu
+from fedquit.models.fused import conv_with_input, norm_relu
 
 WIDTHS = (64, 128, 256, 512)
 BLOCKS = 2  # in each stage
@@ -65,7 +65,7 @@ class BasicBlock(nn.Module):
         self.shortcut = shorter if stride > 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        inner, x = conv_keeping(x, self.conv1.weight, self.conv1.stride[0])
+        inner, x = conv_with_input(x, self.conv1.weight, self.conv1.stride[0])
         return _normed(self.norm2, self.conv2(_normed(self.norm1, inner)), self.shortcut(x))
 
 

@@ -18,7 +18,7 @@ from fedquit.core.params import fingerprint, placed
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.distill.virtual_teacher import check_labels
-from fedquit.engine import Address, Choice, Engine, Precision, Recordings, choose, evaluation_model_of, open_engine
+from fedquit.engine import Address, Choice, Engine, GraphCache, Precision, choose, evaluation_model_of, open_engine
 from fedquit.errors import InputError
 from fedquit.models import FunctionalModel, load_model
 from fedquit.running.flops import Flops, Shape
@@ -50,7 +50,7 @@ class Setup:
     method: Method
     flops: Flops  # remembers what it has counted
     trigger: Trigger | None = None  # the backdoor in the leaving clients' data, where the recipe asks for one
-    recordings: Recordings = field(default_factory=Recordings, repr=False, compare=False)  # what an engine keeps
+    graphs: GraphCache = field(default_factory=GraphCache, repr=False, compare=False)  # shared by its engines
 
     def fingerprint(self) -> str:
         """Return a hash of what a recipe only names: data, network and first parameters."""
@@ -75,7 +75,7 @@ class Setup:
         """
         spec = self.recipe.engine
         name = self.chosen.name
-        return open_engine(name, self.model, data, homes, self.precision, spec.width, self.recordings)
+        return open_engine(name, self.model, data, homes, self.precision, spec.width, self.graphs)
 
     @cached_property
     def chosen(self) -> Choice:

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions and group normalisation of many clients in one kernel, for networks that know nothing of it.
+"""Convolution, GroupNorm, shortcut and ReLU of K clients in one kernel each, for networks that know nothing of it.
 
-Inside `Rerouted()`, `conv2d`, `group_norm` and `norm_relu` under `vmap` are carried out by the kernels of
-`engine.triton_kernels`: bfloat16 in, float32 sums inside, bfloat16 out. What the kernels do not cover goes the ordinary
-way. The plain-torch meaning of each is what torch itself does with one client after the other.
+Inside `CudaOps()` a network under `vmap` calls `conv2d`, `conv_with_input`, `group_norm` and `norm_relu` as ever, and
+the Triton kernels of this package compute them for all clients at once: inputs and outputs in bfloat16, sums in
+float32. What the kernels do not cover (a bias, dilation, other sizes) is left to torch. Each operation is defined as
+what torch computes for one client after the other (tests/engine/test_kernels.py).
+
+Shapes: K clients, B images, C channels (I in, O out), images of H x H, S x S taps. Networks use (K, B, C, H, W); the
+kernels use (K, B, H, W, C), channels last, and weights (K, S * S, I, O).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, cast
 
@@ -18,17 +21,18 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from fedquit.engine.stacked.rerouting import Rerouting, Ways, first, last, single
-from fedquit.models.fused import conv_keeping, norm_relu
+from fedquit.engine.cuda.gradient_buffer import GradientBuffer
+from fedquit.engine.stacked.overrides import OperatorOverride, Overrides, channels_first, channels_last, square
+from fedquit.models.fused import conv_with_input, norm_relu
 
-HALVES = (torch.bfloat16, torch.float16)
-CHANNELS = 16  # a kernel's tile is at least so deep
-LARGEST_GROUP = 32768  # numbers of one group of one image that a program can hold
+HALF_TYPES = (torch.bfloat16, torch.float16)
+MIN_CHANNELS = 16  # channels come in multiples of this: the shortest side of a tensor core's tile
+MAX_GROUP = 32768  # numbers of one group of one image that a GroupNorm program can hold in registers
 
 
 @cache
-def kernels_at_hand() -> bool:
-    """Whether there is a GPU that the kernels were written for, and Triton."""
+def kernels_available() -> bool:
+    """Return whether there is a GPU that the kernels were written for (compute capability 8 or more), and Triton."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 8:
         return False
     try:
@@ -38,13 +42,13 @@ def kernels_at_hand() -> bool:
     return True
 
 
-def _taps(w: Tensor) -> Tensor:
-    """(K, O, I, S, S) as (K, S * S, I, O), dense for each client; nothing moves where it lies so already."""
-    taps = w.permute(0, 3, 4, 2, 1)
-    return (taps if _dense(taps) else taps.contiguous()).flatten(1, 2)
+def _by_tap(w: Tensor) -> Tensor:
+    """Return weights (K, O, I, S, S) as (K, S * S, I, O), dense for each client; a view where they lie so already."""
+    taps = w.permute(0, 3, 4, 2, 1)  # (K, S, S, I, O)
+    return (taps if _is_dense(taps) else taps.contiguous()).flatten(1, 2)  # (K, S * S, I, O)
 
 
-def _dense(taps: Tensor) -> bool:
+def _is_dense(taps: Tensor) -> bool:
     expected = 1
     for size, stride in zip(reversed(taps.shape[1:]), reversed(taps.stride()[1:]), strict=True):
         if size > 1 and stride != expected:
@@ -53,63 +57,11 @@ def _dense(taps: Tensor) -> bool:
     return True
 
 
-class Room:
-    """A place for gradients that lies like the weights, so that a kernel writes each where the optimizer reads it.
-
-    Nothing on the way back waits for them, so a GPU computes them beside it, on a stream of their own. Torch never sees
-    them: it might add to one, or read a part of one, before it is there.
-    """
-
-    def __init__(self, weights: Tensor, extents: Mapping[int, int]) -> None:
-        """The rows of all clients' weights; how many numbers each parameter has, by where it begins in a row."""
-        self.weights, self.gradients, self._extents = weights, torch.zeros_like(weights), extents
-        self.claimed: set[int] = set()  # where the parameters begin whose gradients kernels write
-        self._beside = torch.cuda.Stream(weights.device) if weights.is_cuda else None
-        self._in_use: list[Tensor] = []  # until the streams meet: memory that is let go of is written anew
-
-    def open(self) -> None:
-        """Before each step."""
-        self.claimed.clear()
-        self._in_use.clear()
-
-    def places(self, *weights: Tensor) -> tuple[Tensor, ...] | None:
-        """Where the gradients of these belong; None where one is not a whole parameter, or its place is given away."""
-        starts = [int(w.storage_offset()) for w in weights]
-        storage = self.weights.untyped_storage().data_ptr()
-        if not all(
-            w.untyped_storage().data_ptr() == storage and self._extents.get(start) == w[0].numel()
-            for w, start in zip(weights, starts, strict=True)
-        ):
-            return None
-        if len(set(starts)) < len(starts) or not self.claimed.isdisjoint(starts):
-            return None
-        self.claimed.update(starts)
-        return tuple(
-            self.gradients.as_strided(w.shape, w.stride(), start) for w, start in zip(weights, starts, strict=True)
-        )
-
-    @contextlib.contextmanager
-    def beside(self, *read: Tensor) -> Iterator[None]:
-        """What is launched inside reads these and writes to its place; the way back goes on meanwhile."""
-        if self._beside is None:
-            yield
-            return
-        self._in_use.extend(read)
-        self._beside.wait_stream(torch.cuda.current_stream(self._beside.device))
-        with torch.cuda.stream(self._beside):
-            yield
-
-    def meet(self) -> None:
-        """From here on all gradients are there."""
-        if self._beside is not None and self._in_use:
-            torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
-            self._in_use.clear()
-
-
 class StackedConv(Function):
-    """Images (K, B, I, H, H) and weights (K, O, I, S, S): each client's images with its own weights.
+    """Convolution of each client's images (K, B, I, H, H) with its own weights (K, O, I, S, S).
 
-    Where it is `keeping`, it gives the images as well, and adds what comes back for them to its own.
+    With `return_input` it returns its images as well, for a shortcut, and adds the gradient that comes back for them
+    inside the kernel that computes its own.
     """
 
     @staticmethod
@@ -118,47 +70,51 @@ class StackedConv(Function):
         x: Tensor,
         w: Tensor,
         stride: int,
-        room: Room | None,
-        keeping: bool = False,
+        buffer: GradientBuffer | None,
+        return_input: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """One kernel."""
-        from fedquit.engine.cuda import triton_gemm as kernels
+        """Launch one kernel; returns (K, B, O, H', H')."""
+        from fedquit.engine.cuda import triton_gemm as gemm
 
-        images, taps = last(x), _taps(w)
-        short = -images.shape[-1] % CHANNELS
-        if short:  # the three colours of a first layer
-            images, taps = functional.pad(images, (0, short)), functional.pad(taps, (0, 0, 0, short))
+        images = channels_last(x)  # (K, B, H, H, I)
+        taps = _by_tap(w)  # (K, S * S, I, O)
+        missing = -images.shape[-1] % MIN_CHANNELS
+        if missing:  # the three colours of a first layer
+            images = functional.pad(images, (0, missing))
+            taps = functional.pad(taps, (0, 0, 0, missing))
         ctx.save_for_backward(images, taps)
-        ctx.stride, ctx.size, ctx.channels, ctx.room = stride, w.shape[-1], w.shape[2], room
-        out = first(kernels.conv(images, taps, stride))
-        return (out, x.view_as(x)) if keeping else out
+        ctx.stride, ctx.size, ctx.channels, ctx.buffer = stride, w.shape[-1], w.shape[2], buffer
+        out = channels_first(gemm.conv_forward(images, taps, stride))
+        return (out, x.view_as(x)) if return_input else out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """Two kernels: the way back to the images, and to the weights."""
-        from fedquit.engine.cuda import triton_gemm as kernels
+        """Launch two kernels: the gradient of the weights, on the side stream, and that of the images."""
+        from fedquit.engine.cuda import triton_gemm as gemm
 
         images, taps = ctx.saved_tensors
-        g, size = last(gradients[0]), ctx.size
+        g = channels_last(gradients[0])  # (K, B, H', H', O)
+        size = ctx.size
         of_x = of_w = None
         if ctx.needs_input_grad[1]:
-            places = ctx.room.places(taps) if ctx.room else None
-            if places:
-                with ctx.room.beside(images, g):
-                    kernels.conv_weights(images, g, size, ctx.stride, into=places[0])
+            claimed = ctx.buffer.claim(taps) if ctx.buffer else None
+            if claimed:
+                with ctx.buffer.side_stream(images, g):
+                    gemm.conv_weight_gradient(images, g, size, ctx.stride, out=claimed[0])
             else:
-                found = kernels.conv_weights(images, g, size, ctx.stride)[:, :, : ctx.channels]
-                of_w = found.unflatten(1, (size, size)).permute(0, 4, 3, 1, 2).to(taps.dtype)
+                by_tap = gemm.conv_weight_gradient(images, g, size, ctx.stride)[:, :, : ctx.channels]
+                of_w = by_tap.unflatten(1, (size, size)).permute(0, 4, 3, 1, 2).to(taps.dtype)  # (K, O, I, S, S)
         if ctx.needs_input_grad[0]:
-            plus = last(gradients[1]) if len(gradients) > 1 else None
-            if plus is not None and images.shape[-1] > ctx.channels:  # padding by nothing would be a copy
-                plus = functional.pad(plus, (0, images.shape[-1] - ctx.channels))
-            of_x = first(kernels.conv_back(g, taps, ctx.stride, images.shape[2], plus=plus))[:, :, : ctx.channels]
+            addend = channels_last(gradients[1]) if len(gradients) > 1 else None
+            if addend is not None and images.shape[-1] > ctx.channels:  # padding by nothing would be a copy
+                addend = functional.pad(addend, (0, images.shape[-1] - ctx.channels))
+            padded = gemm.conv_input_gradient(g, taps, ctx.stride, images.shape[2], addend=addend)
+            of_x = channels_first(padded)[:, :, : ctx.channels]
         return of_x, of_w, None, None, None
 
 
 class StackedNorm(Function):
-    """Group normalisation of (K, B, C, H, W) with weights (K, C), a shortcut, and ReLU."""
+    """GroupNorm of (K, B, C, H, W) with weights and biases (K, C), plus a shortcut, then ReLU."""
 
     @staticmethod
     def forward(  # noqa: D102
@@ -170,41 +126,43 @@ class StackedNorm(Function):
         groups: int,
         eps: float,
         relu: bool,
-        room: Room | None,
+        buffer: GradientBuffer | None,
     ) -> Tensor:
-        from fedquit.engine.cuda import triton_gemm as kernels
+        from fedquit.engine.cuda import triton_norm
 
-        images, through = last(x), None if shortcut is None else last(shortcut)
+        images = channels_last(x)
+        addend = None if shortcut is None else channels_last(shortcut)
         if weight.stride() != bias.stride() or weight.stride(1) != 1:
-            weight, bias = weight.contiguous(), bias.contiguous()
-        out, mean, scale = kernels.norm(images, weight, bias, through, groups, eps, relu=relu)
+            weight = weight.contiguous()
+            bias = bias.contiguous()
+        out, mean, scale = triton_norm.norm_forward(images, weight, bias, addend, groups, eps, relu=relu)
         ctx.save_for_backward(images, out, weight, bias, mean, scale)
-        ctx.groups, ctx.relu, ctx.shortcut, ctx.room = groups, relu, shortcut is not None, room
-        return first(out)
+        ctx.groups, ctx.relu, ctx.shortcut, ctx.buffer = groups, relu, shortcut is not None, buffer
+        return channels_first(out)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102
-        from fedquit.engine.cuda import triton_gemm as kernels
+        from fedquit.engine.cuda import triton_norm
 
         images, out, weight, bias, mean, scale = ctx.saved_tensors
-        of_x, sums, through = kernels.norm_back(
-            *(last(gradients[0]), images, out, weight, bias, mean, scale, ctx.groups),
+        of_x, sums, of_addend = triton_norm.norm_backward(
+            *(channels_last(gradients[0]), images, out, weight, bias, mean, scale, ctx.groups),
             relu=ctx.relu,
             shortcut=ctx.shortcut,
         )
         of_weight = of_bias = None
-        places = ctx.room.places(weight, bias) if ctx.room else None
-        if places:
-            with ctx.room.beside(sums):
-                kernels.norm_sums(sums, weight.dtype, places)
+        claimed = ctx.buffer.claim(weight, bias) if ctx.buffer else None
+        if claimed:
+            with ctx.buffer.side_stream(sums):
+                triton_norm.norm_weight_gradients(sums, weight.dtype, claimed)
         else:
-            of_weight, of_bias = kernels.norm_sums(sums, weight.dtype)
-        of_shortcut = None if through is None else first(through)
-        return (first(of_x), of_weight, of_bias, of_shortcut, None, None, None, None)
+            of_weight, of_bias = triton_norm.norm_weight_gradients(sums, weight.dtype)
+        of_shortcut = None if of_addend is None else channels_first(of_addend)
+        return (channels_first(of_x), of_weight, of_bias, of_shortcut, None, None, None, None)
 
 
-def _together(tensors: Sequence[Tensor | None], dims: Sequence[int | None], size: int) -> list[Tensor | None]:
-    """With the clients in front; what they share is repeated without a copy."""
+def _clients_in_front(tensors: Sequence[Tensor | None], dims: Sequence[int | None], size: int) -> list[Tensor | None]:
+    """Move `vmap`'s dimension to the front; what all clients share is expanded to (K, ...) without a copy."""
     out: list[Tensor | None] = []
     for tensor, dim in zip(tensors, dims, strict=True):
         if tensor is None:
@@ -214,11 +172,11 @@ def _together(tensors: Sequence[Tensor | None], dims: Sequence[int | None], size
     return out
 
 
-class Conv(Function):
-    """A convolution of one client, whose meaning under `vmap` is `StackedConv`."""
+class VmapConv(Function):
+    """A convolution of one client; `vmap` over clients makes it a `StackedConv`."""
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, stride: int, room: Room | None, keeping: bool) -> Tensor:  # noqa: D102
+    def forward(x: Tensor, w: Tensor, stride: int, buffer: GradientBuffer | None, return_input: bool) -> Tensor:  # noqa: D102
         raise NotImplementedError("only under vmap")
 
     @staticmethod
@@ -232,20 +190,20 @@ class Conv(Function):
         x: Tensor,
         w: Tensor,
         stride: int,
-        room: Room | None,
-        keeping: bool,
+        buffer: GradientBuffer | None,
+        return_input: bool,
     ) -> tuple[Any, Any]:
         if in_dims[1] is None:  # the same weights for all: one large batch
-            x = x.movedim(in_dims[0] or 0, 0)
-            done = _applied(StackedConv, x.flatten(0, 1).unsqueeze(0), w.unsqueeze(0), stride, None)
-            done = done.squeeze(0).unflatten(0, x.shape[:2])
-            return ((done, x), (0, 0)) if keeping else (done, 0)
-        images, weights = _together((x, w), in_dims[:2], info.batch_size)
-        return _applied(StackedConv, images, weights, stride, room, keeping), (0, 0) if keeping else 0
+            x = x.movedim(in_dims[0] or 0, 0)  # (K, B, I, H, H)
+            out = _apply(StackedConv, x.flatten(0, 1).unsqueeze(0), w.unsqueeze(0), stride, None)  # (1, K * B, ...)
+            out = out.squeeze(0).unflatten(0, x.shape[:2])  # (K, B, O, H', H')
+            return ((out, x), (0, 0)) if return_input else (out, 0)
+        images, weights = _clients_in_front((x, w), in_dims[:2], info.batch_size)
+        return _apply(StackedConv, images, weights, stride, buffer, return_input), (0, 0) if return_input else 0
 
 
-class Norm(Function):
-    """A normalisation of one client, whose meaning under `vmap` is `StackedNorm`."""
+class VmapNorm(Function):
+    """A GroupNorm of one client; `vmap` over clients makes it a `StackedNorm`."""
 
     @staticmethod
     def forward(  # noqa: D102
@@ -256,7 +214,7 @@ class Norm(Function):
         groups: int,
         eps: float,
         relu: bool,
-        room: Room | None,
+        buffer: GradientBuffer | None,
     ) -> Tensor:
         raise NotImplementedError("only under vmap")
 
@@ -266,8 +224,8 @@ class Norm(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:  # noqa: ANN401, D102
-        tensors = _together(inputs[:4], in_dims[:4], info.batch_size)
-        return _applied(StackedNorm, *tensors, *inputs[4:]), 0
+        tensors = _clients_in_front(inputs[:4], in_dims[:4], info.batch_size)
+        return _apply(StackedNorm, *tensors, *inputs[4:]), 0
 
 
 def _conv2d(
@@ -279,39 +237,43 @@ def _conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
-    room: Room | None = None,
+    buffer: GradientBuffer | None = None,
 ) -> Tensor:
-    size, step = w.shape[-1], single(stride)
-    plain = bias is None and not isinstance(padding, str) and single(padding) == size // 2
-    if not (plain and single(dilation) == groups == 1 and _covered(x, w, step)):
+    size = w.shape[-1]
+    step = square(stride)
+    keeps_size = not isinstance(padding, str) and square(padding) == size // 2
+    plain = bias is None and keeps_size and square(dilation) == groups == 1
+    if not (plain and _covers_conv(x, w, step)):
         return functional.conv2d(x, w, bias, stride, padding, dilation, groups)
-    if _mapped(x, w):
-        return _applied(Conv, x, w, step, room, False)
-    return _applied(StackedConv, x.unsqueeze(0), w.unsqueeze(0), step, None).squeeze(0)
+    if _is_mapped(x, w):
+        return _apply(VmapConv, x, w, step, buffer, False)
+    return _apply(StackedConv, x.unsqueeze(0), w.unsqueeze(0), step, None).squeeze(0)
 
 
-def _conv_keeping(x: Tensor, w: Tensor, stride: int, *, room: Room | None = None) -> tuple[Tensor, Tensor]:
-    if not (_covered(x, w, stride) and _mapped(x, w)):
-        return _conv2d(x, w, None, stride, w.shape[-1] // 2, room=room), x
-    return cast("tuple[Tensor, Tensor]", _applied(Conv, x, w, stride, room, True))
+def _conv_with_input(
+    x: Tensor, w: Tensor, stride: int, *, buffer: GradientBuffer | None = None
+) -> tuple[Tensor, Tensor]:
+    if not (_covers_conv(x, w, stride) and _is_mapped(x, w)):
+        return _conv2d(x, w, None, stride, w.shape[-1] // 2, buffer=buffer), x
+    return cast("tuple[Tensor, Tensor]", _apply(VmapConv, x, w, stride, buffer, True))
 
 
-def _covered(x: Tensor, w: Tensor, stride: int) -> bool:
-    """Whether the kernels do it: an image that is square, a padding that keeps its size up to the stride."""
+def _covers_conv(x: Tensor, w: Tensor, stride: int) -> bool:
+    """Return whether the kernels cover it: square images and taps, a size that the stride divides, 16 bits."""
     return (
         x.dtype == w.dtype
-        and x.dtype in HALVES
+        and x.dtype in HALF_TYPES
         and x.dim() == 4
         and x.shape[-1] == x.shape[-2]
         and w.shape[-1] == w.shape[-2]
         and w.shape[-1] in (1, 3)
         and stride in (1, 2)
         and x.shape[-1] % stride == 0
-        and w.shape[0] % CHANNELS == 0
+        and w.shape[0] % MIN_CHANNELS == 0
     )
 
 
-def _normed(
+def _stacked_norm(
     x: Tensor,
     groups: int,
     weight: Tensor,
@@ -320,16 +282,24 @@ def _normed(
     shortcut: Tensor | None,
     *,
     relu: bool,
-    room: Room | None,
+    buffer: GradientBuffer | None,
 ) -> Tensor | None:
-    each = x.shape[1] // groups * x.shape[-1] * x.shape[-2] if x.dim() == 4 else 0
-    powers = x.dim() == 4 and all(n & (n - 1) == 0 for n in (each, x.shape[1] // groups))
-    if not (x.dtype in HALVES and powers and 0 < each <= LARGEST_GROUP):
+    """Normalise by the kernel, or return None where it does not cover the shape: sides are powers of two."""
+    if not (x.dtype in HALF_TYPES and x.dim() == 4):
         return None
-    if _mapped(x, weight, bias):
-        return _applied(Norm, x, weight, bias, shortcut, groups, eps, relu, room)
-    own = x.unsqueeze(0), weight.unsqueeze(0), bias.unsqueeze(0), None if shortcut is None else shortcut.unsqueeze(0)
-    return _applied(StackedNorm, *own, groups, eps, relu, None).squeeze(0)
+    channels = x.shape[1] // groups
+    numbers = channels * x.shape[-1] * x.shape[-2]
+    if not (_is_power_of_two(numbers) and _is_power_of_two(channels) and 0 < numbers <= MAX_GROUP):
+        return None
+    if _is_mapped(x, weight, bias):
+        return _apply(VmapNorm, x, weight, bias, shortcut, groups, eps, relu, buffer)
+    addend = None if shortcut is None else shortcut.unsqueeze(0)
+    tensors = x.unsqueeze(0), weight.unsqueeze(0), bias.unsqueeze(0), addend
+    return _apply(StackedNorm, *tensors, groups, eps, relu, None).squeeze(0)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _group_norm(
@@ -339,12 +309,12 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
-    room: Room | None = None,
+    buffer: GradientBuffer | None = None,
 ) -> Tensor:
-    done = None
+    normed = None
     if weight is not None and bias is not None:
-        done = _normed(x, groups, weight, bias, eps, None, relu=False, room=room)
-    return functional.group_norm(x, groups, weight, bias, eps) if done is None else done
+        normed = _stacked_norm(x, groups, weight, bias, eps, None, relu=False, buffer=buffer)
+    return functional.group_norm(x, groups, weight, bias, eps) if normed is None else normed
 
 
 def _norm_relu(
@@ -355,35 +325,35 @@ def _norm_relu(
     eps: float,
     shortcut: Tensor | None = None,
     *,
-    room: Room | None = None,
+    buffer: GradientBuffer | None = None,
 ) -> Tensor:
-    done = _normed(x, groups, weight, bias, eps, shortcut, relu=True, room=room)
-    return norm_relu(x, groups, weight, bias, eps, shortcut) if done is None else done
+    normed = _stacked_norm(x, groups, weight, bias, eps, shortcut, relu=True, buffer=buffer)
+    return norm_relu(x, groups, weight, bias, eps, shortcut) if normed is None else normed
 
 
-def _mapped(*tensors: Tensor) -> bool:
+def _is_mapped(*tensors: Tensor) -> bool:
     return any(torch._C._functorch.is_batchedtensor(t) for t in tensors)
 
 
-def _applied(function: type[Function], *inputs: Any) -> Tensor:  # noqa: ANN401
-    done: Tensor = function.apply(*inputs)
-    return done
+def _apply(function: type[Function], *inputs: Any) -> Tensor:  # noqa: ANN401
+    out: Tensor = function.apply(*inputs)
+    return out
 
 
 def _relu(x: Tensor, inplace: bool = False) -> Tensor:
-    """Never in place: what a kernel gave is a view, and is needed on the way back."""
+    """Never in place: what a kernel returned is a view, and the backward pass needs it."""
     return functional.relu(x)
 
 
-class Rerouted(Rerouting):
-    """While it is active, the operations above go to the kernels."""
+class CudaOps(OperatorOverride):
+    """While this mode is active, the operations above go to the Triton kernels."""
 
-    def __init__(self, room: Room | None = None) -> None:
-        ways: Ways = {
+    def __init__(self, buffer: GradientBuffer | None = None) -> None:
+        overrides: Overrides = {
             functional.conv2d: _conv2d,
-            conv_keeping: _conv_keeping,
+            conv_with_input: _conv_with_input,
             functional.group_norm: _group_norm,
             norm_relu: _norm_relu,
         }
-        kernels = {operation: partial(way, room=room) for operation, way in ways.items()}
+        kernels = {operation: partial(kernel, buffer=buffer) for operation, kernel in overrides.items()}
         super().__init__({**kernels, functional.relu: _relu})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our Triton kernels share: how they are launched, how all are compiled first, and how parts of a sum meet."""
+"""What the Triton kernels share: tile sizes, launches, compilation ahead of time, and the sum of split reductions."""
 
 from __future__ import annotations
 
@@ -16,77 +16,102 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_AHEAD: ContextVar[bool] = ContextVar("ahead", default=False)  # whether what is launched is compiled instead
-SUMMED_AT_ONCE = 1024  # numbers
-MOST_CORES = 32  # that compile: each takes some memory, and there are fewer than a hundred kernels
+_COMPILE_ONLY: ContextVar[bool] = ContextVar("compile_only", default=False)  # compile what is launched, do not run it
+SUM_BLOCK = 1024  # numbers of a split reduction that one program adds up
+MAX_COMPILERS = 32  # threads: each takes some memory, and there are fewer than a hundred kernels
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """How a product is cut up: rows, columns and depth of a tile, and how many threads and stages work on one."""
+class Tile:
+    """How a program computes its part of a matrix product (M x K) (K x N).
 
-    rows: int
-    columns: int
-    depth: int
+    Attributes:
+        m: Rows of the output tile.
+        n: Columns of the output tile.
+        k: Depth of one step of the sum.
+        warps: Groups of 32 threads that work on the tile.
+        stages: Steps whose operands are in shared memory or on the way there.
+    """
+
+    m: int
+    n: int
+    k: int
     warps: int = 4
     stages: int = 3
 
 
-def power(number: int, most: int) -> int:
-    """The largest power of two that divides the number, but no more than that."""
+def power_of_two_divisor(number: int, most: int) -> int:
+    """Return the largest power of two that divides the number, at most `most`."""
     return min(number & -number, most)
 
 
-def new(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Where a kernel writes; zeros where it is compiled only, for those who read that."""
-    return (torch.zeros if _AHEAD.get() else torch.empty)(shape, dtype=dtype, device=device)
+def empty_output(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocate what a kernel writes; zeros where kernels are only compiled, so that nobody reads garbage."""
+    return (torch.zeros if _COMPILE_ONLY.get() else torch.empty)(shape, dtype=dtype, device=device)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **named: Any) -> None:  # noqa: ANN401 - Triton's own
-    """Run a kernel, or compile it where all that is to come is compiled first."""
-    if _AHEAD.get():
-        kernel.warmup(*given, grid=grid, **named)
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:  # noqa: ANN401 - Triton's own
+    """Launch a kernel, or only compile it inside `compile_ahead`.
+
+    Args:
+        kernel: A function under `triton.jit`.
+        grid: The number of programs along each axis.
+        args: The kernel's arguments.
+        options: Its compile-time constants, `num_warps` and `num_stages`.
+    """
+    if _COMPILE_ONLY.get():
+        kernel.warmup(*args, grid=grid, **options)
     else:
-        kernel[grid](*given, **named)
+        kernel[grid](*args, **options)
 
 
 @contextlib.contextmanager
-def compiled_ahead() -> Iterator[None]:
-    """What is launched inside is compiled, on all cores at once, and does not run; its results are zeros."""
-    token = _AHEAD.set(True)
+def compile_ahead() -> Iterator[None]:
+    """Compile the kernels that are launched inside, on all cores at once, without running them."""
+    token = _COMPILE_ONLY.set(True)
     try:
         with (
-            torch.autograd.set_multithreading_enabled(False),  # another thread would not know of this
-            ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_CORES)) as cores,
-            triton.AsyncCompileMode(cores, ignore_errors=True),  # whoever runs the kernel hears of them
+            torch.autograd.set_multithreading_enabled(False),  # a thread of autograd's would not see the variable
+            ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS)) as compilers,
+            triton.AsyncCompileMode(compilers, ignore_errors=True),  # an error is raised where the kernel is run
         ):
             yield
     finally:
-        _AHEAD.reset(token)
+        _COMPILE_ONLY.reset(token)
 
 
 @triton.jit
-def stored(found, out_at, plus_at, here, inside, PLUS: tl.constexpr) -> None:
-    """Write a tile of what was found, plus what lies there in another tensor."""
-    if PLUS:
-        found += tl.load(plus_at + here, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_at + here, found.to(out_at.dtype.element_ty), mask=inside)
+def store_tile(tile, out_ptr, addend_ptr, offsets, mask, ADD: tl.constexpr) -> None:
+    """Store out = tile + addend, in the output's type; the tile and the sum are in float32."""
+    if ADD:
+        tile += tl.load(addend_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + offsets, tile.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["many"])
-def _summed(parts_at, out_at, out_client, count, many, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["splits"])
+def _sum_partials_kernel(partials_ptr, out_ptr, out_client_stride, count, splits, BLOCK: tl.constexpr):
+    """out[k, i] = sum over s of partials[k, s, i], in float32 and always in the order of s.
+
+    Shapes: partials (K, splits, count), out (K, count). Tiling: a program adds up BLOCK numbers of one client.
+    Limit: HBM, each partial is read once.
+    """
     client = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
+    mask = index < count
     total = tl.zeros((BLOCK,), tl.float32)
-    for part in range(many):
-        total += tl.load(parts_at + (client * many + part) * count + place, mask=inside, other=0.0)
-    tl.store(out_at + client * out_client + place, total.to(out_at.dtype.element_ty), mask=inside)
+    for split in range(splits):
+        total += tl.load(partials_ptr + (client * splits + split) * count + index, mask=mask, other=0.0)
+    tl.store(out_ptr + client * out_client_stride + index, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def summed(parts: Tensor, out: Tensor) -> None:
-    """Parts (K, parts, …) of a sum, always added up in the same order, into (K, …) that is dense for each client."""
-    clients, many = parts.shape[:2]
-    count = parts[0, 0].numel()
-    grid = (triton.cdiv(count, SUMMED_AT_ONCE), clients)
-    launch(_summed, grid, parts, out, out.stride(0), count, many, BLOCK=SUMMED_AT_ONCE, num_warps=4)
+def sum_partials(partials: Tensor, out: Tensor) -> None:
+    """Add up the partial sums of a split reduction, always in the same order: results repeat bit for bit.
+
+    Args:
+        partials: (K, splits, ...), float32.
+        out: (K, ...), dense for each client; written to.
+    """
+    clients, splits = partials.shape[:2]
+    count = partials[0, 0].numel()
+    grid = (triton.cdiv(count, SUM_BLOCK), clients)
+    launch(_sum_partials_kernel, grid, partials, out, out.stride(0), count, splits, BLOCK=SUM_BLOCK, num_warps=4)

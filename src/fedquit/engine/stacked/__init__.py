@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many clients in one computation."""
+"""The stacked engine: many clients in one computation. `engine` is the entry, `work` the step."""

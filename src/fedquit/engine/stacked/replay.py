@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of small networks on a CPU, written down once and replayed.
+"""Steps of small networks on a CPU: traced once into a graph of operations, and replayed.
 
-A third of the time of such a step goes into finding out what to do: Python, `vmap`, autograd. Once a step of one shape
-has been taken often enough, its operations are written down as a list and from then on carried out as they stand: the
+Python, `vmap` and autograd take a third of the time of such a step. Once a step of one shape has been taken often
+enough, `make_fx` traces its forward and backward pass into a list of ATen operations, which is run from then on: the
 same operations on the same numbers, bit for bit, and no compiler is needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
@@ -21,75 +23,108 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fedquit.core import Params, Sent
+from fedquit.engine.stacked.eager import run_eagerly
+from fedquit.engine.stacked.schedule import Job
+from fedquit.engine.stacked.work import GradientFunction, Gradients, Work
 
 log = logging.getLogger(__name__)
 _aten = torch.ops.aten
-_FOR_AUTOGRAD = _aten.detach.default, _aten.alias.default
+_AUTOGRAD_ONLY = _aten.detach.default, _aten.alias.default
 _VIEWS = _aten.view.default, _aten.slice.Tensor, _aten.expand.default
-WORTH_IT = 100  # steps: writing one down takes a quarter of a second, which so many replays save
-LARGEST = 1 << 21  # numbers in all rows; beyond that a step is long, and what to do is found out meanwhile
+STEPS_BEFORE_TRACING = 100  # tracing takes a quarter of a second, which so many replays save
+MAX_NUMBERS = 1 << 21  # in all rows: a step of more is long, and its overhead does not matter
 
-Gradient = Sequence[Tensor | None]
-Step = Callable[..., tuple[Tensor, Gradient]]
-Written = Callable[..., Sequence[Tensor]]
+Traced = Callable[..., Sequence[Tensor]]
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: short operations gain nothing from a second, and wait long for it on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass
-class Steps:
-    """The steps of one shape: how many were taken, and what was written down."""
+class TracedStep:
+    """The step of one shape."""
 
-    taken: int = 0
-    written: Written | None = None
-    given_up: bool = False
+    taken: int = 0  # times
+    traced: Traced | None = None
+    untraceable: bool = False
 
 
 @dataclass
-class Replays:
-    """The steps of one kind of work, by their shapes."""
+class TracedSteps:
+    """The steps of one kind of work, by the shape (width, B) of their batches."""
 
-    by_shape: dict[tuple[int, ...], Steps] = field(default_factory=dict)
+    by_shape: dict[tuple[int, ...], TracedStep] = field(default_factory=dict)
 
-    def take(
-        self, step: Step, shared: Sent, share: Tensor, own: Params, each: Sent, batch: Sequence[Tensor]
-    ) -> tuple[Tensor, Gradient]:
-        """One step, `step(shared, share, own, {}, each, *batch)`, or the replay of it."""
-        known = self.by_shape.setdefault(tuple(share.shape), Steps())
-        known.taken += 1
-        inputs = [share, *batch, *own.values(), *_leaves(shared), *_leaves(each)]
-        if known.written is None and known.taken > WORTH_IT and not known.given_up:
-            self._write(known, step, inputs, (shared, own, each), len(batch))
-        if known.written is None:
-            return step(shared, share, own, {}, each, *batch)
+    def gradients(
+        self,
+        gradients_of: GradientFunction,
+        shared: Sent,
+        share: Tensor,
+        params: Params,
+        copies: Params,
+        per_client: Sent,
+        batch: Sequence[Tensor],
+    ) -> tuple[Tensor, Gradients]:
+        """Compute losses and gradients, by the traced step where there is one.
+
+        Args:
+            gradients_of: What is traced, with the arguments that follow.
+            shared: What all clients were sent.
+            share: The weight of each example in its client's loss, (width, B).
+            params: Leaves (width, *shape).
+            copies: None are traced: there are none in float32.
+            per_client: What each client was sent, (width, *shape).
+            batch: The fields of a `Batch`, each (width, B, ...).
+        """
+        step = self.by_shape.setdefault(tuple(share.shape), TracedStep())
+        step.taken += 1
+        inputs = [share, *batch, *params.values(), *_tensors(shared), *_tensors(per_client)]
+        if step.traced is None and step.taken > STEPS_BEFORE_TRACING and not step.untraceable:
+            self._trace(step, partial(_flattened, gradients_of, shared, params, per_client, len(batch)), inputs)
+        if step.traced is None:
+            return gradients_of(shared, share, params, copies, per_client, batch)
         with torch.no_grad():
-            loss, *gradient = known.written(*inputs)
-        return loss, gradient
+            loss, *gradients = step.traced(*inputs)
+        return loss, gradients
 
-    def _write(
-        self, known: Steps, step: Step, inputs: Sequence[Tensor], like: tuple[Sent, Params, Sent], batch: int
-    ) -> None:
+    def _trace(self, step: TracedStep, function: Callable[..., list[Tensor | None]], inputs: Sequence[Tensor]) -> None:
         from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
-        def flat(share: Tensor, *rest: Tensor) -> list[Tensor | None]:
-            others = iter(rest[batch:])
-            own = {n: next(others).detach().requires_grad_() for n in like[1]}
-            shared, each = ({m: {n: next(others) for n in part} for m, part in like[i].items()} for i in (0, 2))
-            loss, gradient = step(shared, share, own, {}, each, *rest[:batch])
-            return [loss.detach(), *gradient]
-
         try:
-            known.written = _tidy(make_fx(flat)(*(t.detach() for t in inputs)), inputs)
-        except Exception as error:  # whatever a network does that cannot be written down, it goes on as before
+            step.traced = _simplified(make_fx(function)(*(t.detach() for t in inputs)), inputs)
+        except Exception as error:  # whatever a network does that cannot be traced, it goes on eagerly
             log.debug("a step is not replayed: %s", error)
-            known.given_up = True
+            step.untraceable = True
 
 
-def _leaves(sent: Mapping[str, Params]) -> list[Tensor]:
-    return [p for part in sent.values() for p in part.values()]
+def _flattened(
+    gradients_of: GradientFunction, shared: Sent, params: Params, per_client: Sent, batch: int, *inputs: Tensor
+) -> list[Tensor | None]:
+    """Compute losses and gradients from one flat list of tensors, with the names of the structured arguments."""
+    share, *rest = inputs
+    others = iter(rest[batch:])
+    leaves = {n: next(others).detach().requires_grad_() for n in params}
+    shared = {name: {n: next(others) for n in part} for name, part in shared.items()}
+    per_client = {name: {n: next(others) for n in part} for name, part in per_client.items()}
+    loss, gradients = gradients_of(shared, share, leaves, {}, per_client, rest[:batch])
+    return [loss.detach(), *gradients]
 
 
-def _tidy(written: GraphModule, inputs: Sequence[Tensor]) -> Written:
-    """Without what changes nothing, and called the shortest way; where that is not the same, as it was written."""
-    shorter = copy.deepcopy(written)
+def _tensors(sent: Mapping[str, Params]) -> list[Tensor]:
+    return [p for params in sent.values() for p in params.values()]
+
+
+def _simplified(traced: GraphModule, inputs: Sequence[Tensor]) -> Traced:
+    """Drop operations that change nothing and call the others directly; the graph as traced if that differs."""
+    shorter = copy.deepcopy(traced)
     for node in list(shorter.graph.nodes):
         if _changes_nothing(node):
             node.replace_all_uses_with(node.args[0])
@@ -97,15 +132,15 @@ def _tidy(written: GraphModule, inputs: Sequence[Tensor]) -> Written:
     shorter.graph.eliminate_dead_code()
     for node in shorter.graph.nodes:
         if isinstance(node.target, OpOverload):
-            node.target = _shortest(node.target)
+            node.target = _direct_call(node.target)
     shorter.recompile()
     with torch.no_grad():
         try:
-            same = all(_same(a, b) for a, b in zip(shorter(*inputs), written(*inputs), strict=True))
+            same = all(_same(a, b) for a, b in zip(shorter(*inputs), traced(*inputs), strict=True))
         except Exception as error:
-            log.debug("a step is replayed as it was written: %s", error)
+            log.debug("a step is replayed as it was traced: %s", error)
             same = False
-    return shorter.forward if same else written.forward
+    return shorter.forward if same else traced.forward
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -113,7 +148,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _changes_nothing(node: Node) -> bool:
-    if node.target in _FOR_AUTOGRAD:
+    if node.target in _AUTOGRAD_ONLY:
         return True
     return node.target in _VIEWS and _shape(node) == _shape(node.args[0])
 
@@ -122,8 +157,21 @@ def _shape(node: Any) -> object:  # noqa: ANN401
     return node.meta["tensor_meta"].shape
 
 
-def _shortest(op: OpOverload) -> Callable[..., Any]:
-    """What torch offers under the same name: it reads its arguments in half of the time."""
+def _direct_call(op: OpOverload) -> Callable[..., Any]:
+    """Return the function of torch with the same name, which parses its arguments in half of the time."""
     name = "view" if op is _aten._unsafe_view.default else op.overloadpacket.__name__
-    known = getattr(torch, name, None), getattr(Tensor, name, None)
-    return next((f for f in known if isinstance(f, BuiltinFunctionType | MethodDescriptorType)), op)
+    candidates = getattr(torch, name, None), getattr(Tensor, name, None)
+    return next((f for f in candidates if isinstance(f, BuiltinFunctionType | MethodDescriptorType)), op)
+
+
+@dataclass(frozen=True)
+class ReplayedSteps:
+    """Runs the steps of some clients on one core, from traced steps as soon as there are some."""
+
+    work: Work
+    traced: TracedSteps
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Run a round."""
+        with one_thread():
+            run_eagerly(self.work, jobs, partial(self.traced.gradients, self.work.gradients))

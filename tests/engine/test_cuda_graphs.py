@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorded path of a GPU, carried out on a CPU: a replay takes the step as it stood when it was recorded.
+"""Captured steps, replayed on a CPU: a stand-in for a CUDA graph repeats the step as it was at its capture.
 
 What Python holds at that moment is frozen, as in a CUDA graph; only what lies in memory may change between replays.
 """
@@ -24,9 +24,12 @@ from fedquit.core.fedavg import Learn
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.preprocessing import Pixels
 from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine
-from fedquit.engine.cuda.ops import Room
-from fedquit.engine.stacked import engine as stacked
-from fedquit.engine.stacked.engine import Job, Work
+from fedquit.engine.cuda.gradient_buffer import GradientBuffer
+from fedquit.engine.stacked import inputs
+from fedquit.engine.stacked.capture import CapturedSteps
+from fedquit.engine.stacked.graph_cache import MAX_CAPTURED
+from fedquit.engine.stacked.schedule import Job
+from fedquit.engine.stacked.work import Work
 from fedquit.methods.fedau import LearnBoth
 from fedquit.methods.fukd import Imitate
 from fedquit.models import FunctionalModel, load_model
@@ -38,7 +41,7 @@ LOCAL = Local(batch_size=4, lr=0.1)
 
 @dataclass
 class Graph:
-    """What was recorded."""
+    """A captured step."""
 
     steps: list[Callable[[], None]] = field(default_factory=list)
 
@@ -58,27 +61,39 @@ class Stream:
         pass
 
 
+def frozen(steps: CapturedSteps) -> CapturedSteps:
+    """As Python holds it now, with all its parts; tensors are shared."""
+    work = copy.copy(steps.work)
+    for name, part in vars(steps.work).items():
+        if type(part).__module__.startswith("fedquit.engine"):
+            setattr(work, name, copy.copy(part))
+    copied = copy.copy(steps)
+    copied.work = work
+    copied.clock = copy.copy(steps.clock)
+    return copied
+
+
 @pytest.fixture(autouse=True)
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stacked engine records."""
-    now: list[Graph] = []
-    taken = Work._step
+def captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stacked engine captures its steps."""
+    capturing: list[Graph] = []
+    take = CapturedSteps._step
 
     @contextlib.contextmanager
-    def recording(graph: Graph, pool: object, stream: Stream) -> Iterator[None]:
-        now.append(graph)
+    def capture(graph: Graph, pool: object, stream: Stream) -> Iterator[None]:
+        capturing.append(graph)
         yield
-        now.pop()
+        capturing.pop()
 
-    def step(self: Work, width: int, t: int | None = None) -> None:
-        if now:  # nothing is computed while a graph is recorded
-            now[-1].steps.append(partial(taken, copy.copy(self), width, t))
+    def step(self: CapturedSteps, width: int) -> None:
+        if capturing:  # nothing is computed during a capture
+            capturing[-1].steps.append(partial(take, frozen(self), width))
         else:
-            taken(self, width, t)
+            take(self, width)
 
-    monkeypatch.setattr(Work, "_step", step)
-    monkeypatch.setattr(StackedEngine, "recording", True)
-    stand_ins: dict[str, Any] = {"CUDAGraph": Graph, "graph": recording, "Stream": Stream, "current_stream": Stream}
+    monkeypatch.setattr(CapturedSteps, "_step", step)
+    monkeypatch.setattr(StackedEngine, "captures_graphs", True)
+    stand_ins: dict[str, Any] = {"CUDAGraph": Graph, "graph": capture, "Stream": Stream, "current_stream": Stream}
     for name, stand_in in {**stand_ins, "stream": contextlib.nullcontext}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
 
@@ -96,7 +111,7 @@ def model() -> FunctionalModel:
 
 
 class Both:
-    """A stacked engine that records and a sequential one, asked the same, with the same at home."""
+    """A stacked engine that captures its steps and a sequential one, asked the same, with the same client memories."""
 
     def __init__(self, model: FunctionalModel, data: FederatedData, width: int = 0) -> None:
         self.homes: tuple[dict[str, Params], dict[str, Params]] = {}, {}
@@ -105,7 +120,7 @@ class Both:
         self.rounds = 0
 
     def keep(self, name: str, kept: Mapping[ClientId, Params]) -> None:
-        """Put that into the clients' homes."""
+        """Put that into the clients' memories."""
         for home in self.homes:
             home.update({f"{client}/{name}": part for client, part in kept.items()})
 
@@ -124,9 +139,9 @@ class Both:
         return expected[0].params
 
     @property
-    def works(self) -> list[Work]:
-        """What was recorded."""
-        return [work for work in self.stacked.works.values() if isinstance(work, Work)]
+    def captured(self) -> list[CapturedSteps]:
+        """What was captured."""
+        return list(self.stacked.graphs.captured.values())
 
 
 def apart(found: Params, expected: Params) -> float:
@@ -135,12 +150,12 @@ def apart(found: Params, expected: Params) -> float:
     return max(float((found[n] - p).abs().max()) for n, p in expected.items()) / scale
 
 
-def test_a_width_recorded_after_a_round_that_filled_its_room(model: FunctionalModel) -> None:
+def test_a_width_captured_after_a_round_that_filled_its_schedule(model: FunctionalModel) -> None:
     both = Both(model, setup(8, 8, 4, 3))
     start = both.agree(Learn(LOCAL), (0, 1, 2), start=model.init(0))
     both.agree(Learn(LOCAL), (0, 2, 3), start=start)
-    (work,) = both.works
-    assert sorted(work.graphs) == [1, 2, 3]
+    (steps,) = both.captured
+    assert sorted(steps.graphs) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +176,7 @@ def test_every_round_has_its_own_start_and_rate(model: FunctionalModel, local: L
         task = Learn(replace(local, lr=local.lr * 0.9**number))
         start = both.agree(task, (0, 1, 2, 3, 4, 5), start=start)
     both.agree(Learn(local), (0, 1, 2, 3, 4, 5), start=model.init(1))
-    assert len(both.works) == 1, "one recording serves all rounds"
+    assert len(both.captured) == 1, "one capture serves all rounds"
 
 
 def test_other_clients_every_round(model: FunctionalModel) -> None:
@@ -169,9 +184,9 @@ def test_other_clients_every_round(model: FunctionalModel) -> None:
     widths = []
     for clients in ((0, 4, 5), (0, 3, 4), (5, 2, 0), (4, 1, 5), (0, 4, 5)):
         start = both.agree(Learn(replace(LOCAL, momentum=0.9)), clients, start=start)
-        (work,) = both.works
-        widths.append(sorted(work.graphs))
-    assert widths == [[2], [1, 2], [1, 2, 3], [1, 2, 3], [1, 2, 3]], "each is recorded when it is first needed"
+        (steps,) = both.captured
+        widths.append(sorted(steps.graphs))
+    assert widths == [[2], [1, 2], [1, 2, 3], [1, 2, 3], [1, 2, 3]], "each is captured when it is first needed"
 
 
 def test_more_and_fewer_clients_and_steps(model: FunctionalModel) -> None:
@@ -180,41 +195,43 @@ def test_more_and_fewer_clients_and_steps(model: FunctionalModel) -> None:
         start = both.agree(Learn(LOCAL), clients, start=start)
 
 
-def test_what_each_client_has_at_home_is_that_of_this_round(model: FunctionalModel) -> None:
+def test_what_each_client_has_in_its_memory_is_that_of_this_round(model: FunctionalModel) -> None:
     both, start = Both(model, setup(13, 4, 9)), model.init(0)
     for number in range(3):
         both.keep("own", {client: model.init(10 * number + client) for client in range(3)})
         start = both.agree(FromOwn(LOCAL, radius=0.3), (0, 1, 2), start=start)
-    assert len(both.works) == 1
+    assert len(both.captured) == 1
 
 
 def test_what_all_are_sent_is_that_of_this_round(model: FunctionalModel) -> None:
     both, start = Both(model, setup(13, 4, 9)), model.init(0)
     for number in range(3):
         start = both.agree(Imitate(LOCAL), (0, 1, 2), start=start, teacher=model.init(number + 1))
-    assert len(both.works) == 1
+    assert len(both.captured) == 1
 
 
-def test_two_groups_of_the_same_size_on_one_recording(model: FunctionalModel) -> None:
+def test_two_groups_of_the_same_size_on_one_capture(model: FunctionalModel) -> None:
     both, start = Both(model, setup(13, 4, 9, 15), width=2), model.init(0)
     for _ in range(2):
         start = both.agree(Learn(replace(LOCAL, momentum=0.9)), (0, 1, 2, 3), start=start)
-    assert len(both.works) == 1
+    assert len(both.captured) == 1
 
 
-def test_two_groups_of_the_same_size_with_and_without_something_at_home(model: FunctionalModel) -> None:
+def test_two_groups_of_the_same_size_with_and_without_something_in_memory(model: FunctionalModel) -> None:
     both, start = Both(model, setup(13, 4, 9, 15)), model.init(0)
     head = {n: start[n] for n in list(start)[-2:]}
     both.keep("auxiliary", {client: {n: p + client for n, p in head.items()} for client in (1, 3)})
     for _ in range(3):  # after the first, all have something
         start = both.agree(LearnBoth(LOCAL), (0, 1, 2, 3), start=start)
-    assert len(both.works) > 1
+    assert len(both.captured) > 1
 
 
-@pytest.mark.parametrize("ready", ["all", "in parts", "none"])
-def test_images_are_augmented_anew_every_round(ready: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "READY_AT_ONCE", 16 if ready == "in parts" else stacked.READY_AT_ONCE)
-    monkeypatch.setattr(stacked, "READY_BYTES", 0 if ready == "none" else stacked.READY_BYTES)
+@pytest.mark.parametrize("ahead", ["all", "in parts", "none"])
+def test_images_are_augmented_anew_every_round(ahead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if ahead == "in parts":
+        monkeypatch.setattr(inputs, "PREPROCESSED_AT_ONCE", 16)
+    if ahead == "none":
+        monkeypatch.setattr(inputs, "MAX_PREPROCESSED_BYTES", 0)
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randint(256, (26, 3, 8, 8), generator=draw, dtype=torch.uint8), torch.arange(26) % 4
     look = Pixels((0.5,) * 3, (0.25,) * 3, size=12, vary="enlarge-crop-flip")
@@ -223,52 +240,52 @@ def test_images_are_augmented_anew_every_round(ready: str, monkeypatch: pytest.M
     both, start = Both(model, data), model.init(0)
     for _ in range(2):
         start = both.agree(Learn(LOCAL), (0, 1, 2), start=start)
-    (work,) = both.works
-    assert (work.ready is None) == (ready == "none")
+    (steps,) = both.captured
+    assert (steps.work.inputs.preprocessed is None) == (ahead == "none")
 
 
-def test_only_what_was_used_last_stays_recorded(model: FunctionalModel) -> None:
+def test_only_what_was_used_last_stays_captured(model: FunctionalModel) -> None:
     both, start = Both(model, setup(*range(3, 11))), model.init(0)
-    for clients in range(1, stacked.RECORDED + 1):
+    for clients in range(1, MAX_CAPTURED + 1):
         start = both.agree(Learn(LOCAL), tuple(range(clients)), start=start)
-    first, second, *_ = both.works
+    first, second, *_ = both.captured
     start = both.agree(Learn(LOCAL), (1,), start=start)
-    both.agree(Learn(LOCAL), tuple(range(stacked.RECORDED + 1)), start=start)
-    assert len(both.works) == stacked.RECORDED
-    assert first in both.works, "it was used again"
-    assert second not in both.works
+    both.agree(Learn(LOCAL), tuple(range(MAX_CAPTURED + 1)), start=start)
+    assert len(both.captured) == MAX_CAPTURED
+    assert first in both.captured, "it was used again"
+    assert second not in both.captured
 
 
-Limit = Callable[[Callable[[Work], bool]], list[int]]
+Limit = Callable[[Callable[[CapturedSteps], bool]], list[int]]
 
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Limit:
-    """Memory that runs out when a recording does not fit; gives the widths that were tried."""
-    record = Work.record
+    """Memory that runs out when a capture does not fit; gives the widths that were tried."""
+    capture = CapturedSteps.capture
 
-    def limited(fits: Callable[[Work], bool]) -> list[int]:
+    def limited(fits: Callable[[CapturedSteps], bool]) -> list[int]:
         tried: list[int] = []
 
-        def recorded(self: Work, widths: Sequence[int]) -> None:
+        def captured(self: CapturedSteps, widths: Sequence[int]) -> None:
             if not self.graphs:
-                tried.append(len(self.rows))
+                tried.append(len(self.work.losses))
             if not fits(self):
                 raise torch.OutOfMemoryError("out of memory")
-            record(self, widths)
+            capture(self, widths)
 
-        monkeypatch.setattr(Work, "record", recorded)
+        monkeypatch.setattr(CapturedSteps, "capture", captured)
         return tried
 
     return limited
 
 
-def test_all_kinds_of_work_are_recorded_on_one_stream(model: FunctionalModel) -> None:
+def test_all_kinds_of_work_are_captured_on_one_stream(model: FunctionalModel) -> None:
     both, start = Both(model, setup(8, 8, 4, 3)), model.init(0)
     both.agree(Learn(LOCAL), (0, 1), start=start)
     both.agree(Learn(LOCAL), (0, 1, 2), start=start)
-    one, other = both.works
-    assert one.side is other.side is not None
+    one, other = both.captured
+    assert one.stream is other.stream
 
 
 def test_a_step_that_runs_out_of_memory_leaves_nothing_behind(
@@ -278,12 +295,12 @@ def test_a_step_that_runs_out_of_memory_leaves_nothing_behind(
     held: list[weakref.ref[Work]] = []
     update = Work._update
 
-    def limited(self: Work, width: int, found: Any, each: Any, t: Any) -> None:
-        if len(self.rows) > 2:
+    def limited(self: Work, *given: Any) -> None:
+        if len(self.losses) > 2:
             held.append(weakref.ref(self))
             raise torch.OutOfMemoryError("out of memory")
         assert not any(work() for work in held), "what failed is still there"
-        update(self, width, found, each, t)
+        update(self, *given)
 
     monkeypatch.setattr(Work, "_update", limited)
     gc.disable()
@@ -295,15 +312,15 @@ def test_a_step_that_runs_out_of_memory_leaves_nothing_behind(
     assert len(held) == 2  # as it was, and once more without what others had left
 
 
-def test_the_streams_meet_in_every_step_also_where_memory_runs_out_on_the_way_back(
+def test_the_side_stream_is_synchronised_in_every_step_also_where_memory_runs_out_in_the_backward_pass(
     model: FunctionalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    gradients, update = Work._gradients, Work._update
+    gradients, update = Work.gradients, Work._update
 
     def limited(self: Work, *given: Any) -> Any:
-        done.append("back")
-        if len(self.rows) > 2:
+        done.append("backward")
+        if len(self.losses) > 2:
             raise torch.OutOfMemoryError("out of memory")
         return gradients(self, *given)
 
@@ -311,31 +328,33 @@ def test_the_streams_meet_in_every_step_also_where_memory_runs_out_on_the_way_ba
         done.append("step")
         update(self, *given)
 
-    monkeypatch.setattr(Work, "_gradients", limited)
+    monkeypatch.setattr(Work, "gradients", limited)
     monkeypatch.setattr(Work, "_update", updated)
-    monkeypatch.setattr(Room, "meet", lambda self: done.append("meet"))
+    monkeypatch.setattr(GradientBuffer, "synchronise", lambda self: done.append("sync"))
     Both(model, setup(13, 4, 9)).agree(Learn(LOCAL), (0, 1, 2), start=model.init(0))
     said = " ".join(done)
-    assert said.startswith("back meet back meet back meet step")  # twice out of memory, then with fewer clients
-    assert said.replace("back meet step", "").split() == ["back", "meet"] * 2
+    assert said.startswith(
+        "backward sync backward sync backward sync step"
+    )  # twice out of memory, then with fewer clients
+    assert said.replace("backward sync step", "").split() == ["backward", "sync"] * 2
 
 
-def test_out_of_memory_first_gives_up_what_was_recorded_before(
+def test_out_of_memory_first_drops_what_was_captured_before(
     model: FunctionalModel, memory: Limit, caplog: pytest.LogCaptureFixture
 ) -> None:
     both, start = Both(model, setup(13, 4, 9)), model.init(0)
-    tried = memory(lambda work: len(both.works) == 1)
+    tried = memory(lambda steps: len(both.captured) == 1)
     start = both.agree(Learn(LOCAL), (0, 1), start=start)
     both.agree(Learn(LOCAL), (0, 1, 2), start=start)
     assert tried == [2, 3, 3]
-    assert len(both.works) == 1
-    assert not both.stacked.works.fits
+    assert len(both.captured) == 1
+    assert not both.stacked.graphs.max_clients
     assert not caplog.records, "nothing was halved"
 
 
 def test_then_it_halves_the_width_and_the_next_engine_knows(model: FunctionalModel, memory: Limit) -> None:
     both, start = Both(model, setup(13, 4, 9, 6)), model.init(0)
-    tried = memory(lambda work: len(work.rows) <= 2)
+    tried = memory(lambda steps: len(steps.work.losses) <= 2)
     start = both.agree(Learn(LOCAL), (0, 1, 2, 3), start=start)
     assert tried == [4, 4, 2]
     tried.clear()
@@ -345,7 +364,7 @@ def test_then_it_halves_the_width_and_the_next_engine_knows(model: FunctionalMod
 
 
 def test_one_client_that_does_not_fit_even_alone_is_an_error(model: FunctionalModel, memory: Limit) -> None:
-    tried = memory(lambda work: False)
+    tried = memory(lambda steps: False)
     with pytest.raises(torch.OutOfMemoryError):
         Both(model, setup(13)).agree(Learn(LOCAL), (0,), start=model.init(0))
     assert tried == [1, 1]
@@ -354,11 +373,11 @@ def test_one_client_that_does_not_fit_even_alone_is_an_error(model: FunctionalMo
 def test_the_benchmark_sees_what_a_round_inherits_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     load, cpu = Work.load, torch.device("cpu")
 
-    def forgetful(self: Work, jobs: Sequence[Job], lr: float) -> None:
-        before = {s: v.clone() for s, v in self.slots.items()}
-        load(self, jobs, lr)
-        for s, v in before.items():
-            self.slots[s].copy_(v)
+    def forgetful(self: Work, jobs: Sequence[Job]) -> None:
+        before = {name: slot.clone() for name, slot in self.clients.slots.items()}
+        load(self, jobs)
+        for name, slot in before.items():
+            self.clients.slots[name].copy_(slot)
 
     case = agree.cases(load_model("cnn", (3, 32, 32), 5, width=4), cpu)["training, momentum, weight decay"]
     monkeypatch.setattr(agree, "cases", lambda *_: {"momentum": case})

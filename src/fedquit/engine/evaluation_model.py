@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network wrapped so that it computes in a given precision: in bfloat16, and on a GPU for evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedquit.core import Model, Params
+from fedquit.engine.cuda.gradient_buffer import GradientBuffer
+from fedquit.engine.cuda.ops import CudaOps, kernels_available
+from fedquit.engine.precision import Precision, computing, on_gpu
+
+
+@dataclass(frozen=True)
+class Bfloat16Model:
+    """A network that computes in bfloat16 and returns logits in float32.
+
+    Attributes:
+        model: The network.
+        copies: Pairs of parameters and their copy in bfloat16, which is used where those parameters are given
+            (compared by identity); others are cast on every call.
+        use_kernels: Whether convolutions and GroupNorm go to the Triton kernels.
+        gradient_buffer: Where the kernels write gradients of weights; None for autograd's way.
+    """
+
+    model: Model
+    copies: Sequence[tuple[Params, Params]] = ()
+    use_kernels: bool = False
+    gradient_buffer: GradientBuffer | None = None
+
+    def init(self, seed: int) -> Params:
+        """Return fresh parameters, in the network's own precision."""
+        return self.model.init(seed)
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        """Return the logits, in float32."""
+        low = next((copy for original, copy in self.copies if original is params), None)
+        if low is None:
+            low = {n: p.to(torch.bfloat16) for n, p in params.items()}
+        with CudaOps(self.gradient_buffer) if self.use_kernels else contextlib.nullcontext():
+            return self.model(low, x).float()
+
+
+@dataclass(frozen=True)
+class EvaluationModel:
+    """A network whose forward pass runs on a given GPU in a given precision; a backward pass is not covered."""
+
+    model: Model
+    precision: Precision
+    device: torch.device
+
+    def init(self, seed: int) -> Params:
+        """Return fresh parameters."""
+        return self.model.init(seed)
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        """Return the logits."""
+        with computing(self.precision, self.device):
+            return self.model(params, x)
+
+
+def evaluation_model_of(model: Model, precision: Precision, device: torch.device) -> Model:
+    """Return a network for evaluation, which computes in the precision in which it was trained.
+
+    Args:
+        model: The network.
+        precision: "bf16" computes in bfloat16 on any device; "float32" and "tf32" differ on a GPU only.
+        device: Where the data lies.
+    """
+    if precision == "bf16":
+        model = Bfloat16Model(model, use_kernels=on_gpu(device) and kernels_available())
+    return EvaluationModel(model, precision, device) if on_gpu(device) else model

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps on a GPU: captured once as CUDA graphs, one for each number of clients, and replayed.
+
+A CUDA graph repeats the same kernels on the same addresses. What changes from step to step (the step's number) and from
+round to round (learning rate, plan, sent parameters) is therefore read from memory, and one capture serves all rounds.
+Launching a step's kernels one by one would take the host longer than the GPU computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedquit.engine.stacked.schedule import Job, active_clients
+from fedquit.engine.stacked.work import Work
+
+
+class DeviceClock:
+    """A step that a CUDA graph reads from memory."""
+
+    def __init__(self, device: torch.device, batch_size: int) -> None:
+        """Allocate the counter and the learning rate.
+
+        Args:
+            device: The GPU.
+            batch_size: Every step computes full batches, padded where a plan has less.
+        """
+        self.index = torch.zeros(1, dtype=torch.long, device=device)
+        self.lr = torch.zeros((), dtype=torch.float64, device=device)
+        self.batch_size = batch_size
+
+    @property
+    def number(self) -> Tensor:
+        """From 1, in float64: whole numbers would give powers in float32."""
+        return (self.index[0] + 1).double()  # ()
+
+    def set(self, lr: float) -> None:
+        """Go to the beginning of a round at that learning rate."""
+        self.index.zero_()
+        self.lr.fill_(lr)
+
+    def advance(self) -> None:
+        """Go to the next step."""
+        self.index += 1
+
+
+class CapturedSteps:
+    """Captures and replays the steps of some clients."""
+
+    def __init__(self, work: Work, stream: torch.cuda.Stream) -> None:
+        """Begin without any graph.
+
+        Args:
+            work: The clients' state.
+            stream: Where steps are captured.
+        """
+        self.work = work
+        self.stream = stream
+        self.clock = DeviceClock(work.losses.device, work.task.local.batch_size)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of clients
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Replay a round; the graphs that it needs were captured by `prepare`."""
+        self.work.load(jobs)
+        self.clock.set(self.work.task.local.lr)
+        for width in active_clients(jobs):
+            self.graphs[width].replay()
+
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        """Capture a step for each number of clients that the jobs need and that has no graph yet."""
+        missing = set(active_clients(jobs)) - self.graphs.keys()
+        if missing:
+            self.capture(sorted(missing, reverse=True))
+
+    def capture(self, widths: Sequence[int]) -> None:
+        """Capture a step for each of these numbers of clients, once its kernels are compiled and it has run."""
+        if self.work.numerics.kernels:
+            from fedquit.engine.cuda.triton_common import compile_ahead
+
+            with compile_ahead():  # all kernels of all steps at once
+                for width in widths:
+                    self._warm_up(width)
+        for width in widths:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self._warm_up(width)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            graph = torch.cuda.CUDAGraph()
+            pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+            with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+                self._step(width)
+            self.graphs[width] = graph
+
+    def _warm_up(self, width: int) -> None:
+        self.clock.index.zero_()  # it may stand past the last step of a round, where there is nothing to read
+        self._step(width)
+
+    def _step(self, width: int) -> None:
+        self.work.step(width, self.clock, self.work.gradients)
+        with torch.no_grad():
+            self.clock.advance()

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of several clients that train together, and the step that takes all of them one step on.
+
+A step computes every client's loss under `vmap`, the gradients of all in one backward pass, and the optimizer's update
+on whole rows. What a client computes is what `fedquit.engine.sequential` computes, up to the order of the sums.
+
+How steps are run is the business of three other modules: `eager` runs them one by one, `replay` replays the traced
+operations of small networks on a CPU, and `capture` replays CUDA graphs on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedquit.core import Batch, ClientId, Model, Params, Sent, Task
+from fedquit.core.params import placed
+from fedquit.data.federated import Dataset
+from fedquit.engine.api import LocalResult
+from fedquit.engine.cuda.gradient_buffer import GradientBuffer
+from fedquit.engine.evaluation_model import Bfloat16Model
+from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
+from fedquit.engine.stacked.cpu_ops import CpuOps
+from fedquit.engine.stacked.inputs import Inputs
+from fedquit.engine.stacked.layout import Layout
+from fedquit.engine.stacked.schedule import Job, Schedule
+from fedquit.engine.stacked.sent import SentParams, stacked
+from fedquit.utils.names import lookup
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What a step computes in and with.
+
+    Attributes:
+        bf16: Networks compute in bfloat16, on copies of parameters that stay in their own precision.
+        kernels: Convolutions, GroupNorm and SGD go to the Triton kernels.
+        captured: Steps are captured as CUDA graphs: they read everything that changes from fixed addresses.
+    """
+
+    bf16: bool = False
+    kernels: bool = False
+    captured: bool = False
+
+    @property
+    def cpu_ops(self) -> bool:
+        """Whether convolutions and GroupNorm go to the operations of `cpu_ops`."""
+        return not self.captured and not self.bf16
+
+
+class Clock(Protocol):
+    """The step that is taken: as the host knows it, or as a CUDA graph reads it from memory."""
+
+    @property
+    def index(self) -> int | Tensor:
+        """The step's place in the schedule, from 0; as a tensor, (1,)."""
+
+    @property
+    def number(self) -> int | Tensor:
+        """The step's number for the optimizer, from 1."""
+
+    @property
+    def batch_size(self) -> int:
+        """How many examples of each client's batch are computed, padding included."""
+
+    @property
+    def lr(self) -> Tensor | None:
+        """The learning rate in memory, (); None for that of the task."""
+
+
+Gradients = Sequence[Tensor | None]
+# From shared parameters, the examples' weights, parameters, their copies in bfloat16, the clients' own sent parameters
+# and the tensors of the batch to each client's loss (width,) and the gradients of copies and parameters.
+GradientFunction = Callable[[Sent, Tensor, Params, Params, Sent, Sequence[Tensor]], tuple[Tensor, Gradients]]
+
+
+class ClientRows:
+    """The parameters of K clients as rows of one buffer, and what the optimizer keeps for them."""
+
+    def __init__(self, layout: Layout, like: Tensor, clients: int, slots: Sequence[str], *, bf16: bool) -> None:
+        """Allocate the rows.
+
+        Args:
+            layout: Where each parameter lies in a row.
+            like: A tensor of the rows' type, on their device.
+            clients: K.
+            slots: The names of what the optimizer keeps, each (K, row_size).
+            bf16: Whether to keep a copy of the rows in bfloat16.
+        """
+        self.layout = layout
+        self.rows = torch.zeros(clients, layout.row_size, dtype=like.dtype, device=like.device)
+        self.low = self.rows.to(torch.bfloat16) if bf16 else None
+        self.slots = {name: torch.zeros_like(self.rows) for name in slots}
+        self._leaves: dict[int, Params] = {}
+
+    def load(self, jobs: Sequence[Job]) -> None:
+        """Take the parameters that the clients of a round begin with; the optimizer begins anew."""
+        device = self.rows.device
+        if all(job.start is jobs[0].start for job in jobs):
+            start = placed(jobs[0].start, device)
+            self.layout.fill(self.rows, {n: p.unsqueeze(0) for n, p in start.items()})
+        else:
+            self.layout.fill(self.rows, stacked([placed(job.start, device) for job in jobs]))
+        self.copy_to_low(len(self.rows))
+        for slot in self.slots.values():
+            slot.zero_()
+
+    def copy_to_low(self, width: int) -> None:
+        """Bring the copy in bfloat16 up to date for the first clients."""
+        if self.low is not None:
+            self.low[:width].copy_(self.rows[:width])
+
+    def leaves(self, width: int) -> Params:
+        """Return the parameters of the first clients as leaves of autograd; the same objects every time."""
+        if width not in self._leaves:
+            self._leaves[width] = self._as_leaves(self.rows[:width])
+        return self._leaves[width]
+
+    def low_leaves(self, width: int) -> Params:
+        """Return their copies in bfloat16 as leaves of autograd; nothing where there is no copy."""
+        return self._as_leaves(self.low[:width]) if self.low is not None else {}
+
+    def _as_leaves(self, rows: Tensor) -> Params:
+        return {n: p.detach().requires_grad_() for n, p in self.layout.views(rows).items()}
+
+
+class Work:
+    """Several clients at one task."""
+
+    def __init__(
+        self, model: Model, dataset: Dataset, task: Task, jobs: Sequence[Job], steps: int, numerics: Numerics
+    ) -> None:
+        """Allocate all that the clients need.
+
+        Args:
+            model: The network.
+            dataset: All examples, on the device that computes.
+            task: What the clients do.
+            jobs: The clients' work; of all rounds the number of clients and the shapes are the same.
+            steps: The most steps that a client takes in any round.
+            numerics: What a step computes in and with.
+        """
+        device = dataset.y.device
+        start = jobs[0].start
+        draws = dataset.look.draws if task.augments else 0
+        shapes = {n: tuple(p.shape) for n, p in start.items()}
+        layout = Layout(shapes, output_channels_last=numerics.kernels or numerics.cpu_ops)
+        like = torch.empty(0, dtype=next(iter(start.values())).dtype, device=device)
+        schedule = Schedule.empty(steps, len(jobs), task.local.batch_size, dataset.y.shape[1:], draws).to(device)
+        self.model = model
+        self.task = task
+        self.numerics = numerics
+        self.optimizer = lookup(OPTIMIZERS, task.local.optimizer, "optimizer")
+        slots = [name for name in self.optimizer.slots if name != "velocity" or task.local.momentum > 0]
+        self.clients = ClientRows(layout, like, len(jobs), slots, bf16=numerics.bf16)
+        low = self.clients.low
+        self.gradient_buffer = GradientBuffer(self.clients.rows if low is None else low, layout.sizes)
+        self.losses = torch.zeros(len(jobs), dtype=like.dtype, device=device)  # (K,): sums over the steps
+        computes_in = like.dtype if low is None else low.dtype
+        self.inputs = Inputs(dataset, schedule, draws, ahead=computes_in if numerics.captured else None)
+        self.sent = SentParams(device, static=numerics.captured, bf16=numerics.bf16)
+        self.sent.load(jobs)
+
+    def load(self, jobs: Sequence[Job]) -> None:
+        """Take the work of a round; the clients with the most steps come first."""
+        self.sent.load(jobs)
+        self.clients.load(jobs)
+        self.losses.zero_()
+        self.inputs.load(jobs)
+
+    def step(self, width: int, clock: Clock, gradients_of: GradientFunction) -> None:
+        """Take the first clients one step on.
+
+        Args:
+            width: How many clients.
+            clock: Which step it is.
+            gradients_of: `self.gradients`, or something that computes the same faster.
+        """
+        self.gradient_buffer.begin_step()
+        plan = self.inputs.schedule.at_step(clock.index, width, clock.batch_size)
+        params = self.clients.leaves(width)
+        copies = self.clients.low_leaves(width)
+        per_client = self.sent.of_clients(width)
+        x = self.inputs.x(plan, clock.index)
+        batch = x, self.inputs.dataset.y[plan.at], plan.u, plan.fixed, plan.forget
+        try:
+            loss, gradients = gradients_of(self.sent.shared, plan.share, params, copies, per_client, batch)
+        finally:  # also where memory ran out: a capture has to end on the stream it began on
+            self.gradient_buffer.synchronise()
+        with torch.no_grad():
+            self.losses[:width] += loss.detach()
+            self._update(width, gradients, per_client, clock)
+
+    def gradients(
+        self,
+        shared: Sent,
+        share: Tensor,
+        params: Params,
+        copies: Params,
+        per_client: Sent,
+        batch: Sequence[Tensor],
+    ) -> tuple[Tensor, Gradients]:
+        """Compute losses and gradients.
+
+        Args:
+            shared: What all clients were sent.
+            share: The weight of each example in its client's loss, (width, B).
+            params: Leaves (width, *shape).
+            copies: The same in bfloat16, or nothing.
+            per_client: What each client was sent, (width, *shape).
+            batch: The fields of a `Batch`, each (width, B, ...).
+
+        Returns:
+            Each client's loss, (width,), and the gradients of the copies and then of the parameters: None where a
+            leaf is not used, or where kernels have written its gradient into the gradient buffer.
+        """
+        losses = vmap(partial(self._loss, shared))(params, copies, per_client, *batch)  # (width, B)
+        loss = (losses * share.to(losses.dtype)).sum(1)  # (width,)
+        leaves = [*copies.values(), *params.values()]
+        return loss, torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
+
+    def _loss(self, shared: Sent, params: Params, copies: Params, per_client: Sent, *batch: Tensor) -> Tensor:
+        """Return the loss of each example of one client, (B,), inside `vmap`."""
+        model = self.model
+        if self.numerics.bf16:
+            shared_copies = ((self.sent.shared[name], low) for name, low in self.sent.shared_low.items())
+            known = [(params, copies), *shared_copies]
+            model = Bfloat16Model(self.model, known, self.numerics.kernels, self.gradient_buffer)
+        with CpuOps() if self.numerics.cpu_ops else contextlib.nullcontext():
+            return self.task.loss(model, params, {**shared, **per_client}, Batch(*batch))
+
+    def _update(self, width: int, gradients: Gradients, per_client: Sent, clock: Clock) -> None:
+        """Take the optimizer's step on the first rows."""
+        rows = self.clients.rows[:width]
+        gradient = self._gradient_rows(width, gradients)
+        if self.task.local.clip or self.task.local.clip_tensor:
+            gradient = self._clipped(gradient.to(rows.dtype))
+        elif self._has_sgd_kernel():
+            from fedquit.engine.cuda.triton_sgd import sgd_
+
+            assert self.clients.low is not None
+            assert clock.lr is not None
+            sgd_(rows, self.clients.low[:width], gradient, clock.lr, self.task.local.weight_decay)
+            return
+        signal = Signal(clock.number, {"": gradient.to(rows.dtype)}, lr=clock.lr)
+        slots = {name: {"": slot[:width]} for name, slot in self.clients.slots.items()}
+        stepped, new_slots = self.optimizer.step({"": rows}, slots, signal, self.task.local)
+        if self._has_plain_step():
+            rows.copy_(stepped[""])
+        else:
+            self._after_step(stepped[""], rows, per_client)
+        for name, slot in self.clients.slots.items():
+            slot[:width].copy_(new_slots[name][""])
+        self.clients.copy_to_low(width)
+
+    def _has_plain_step(self) -> bool:
+        return type(self.task).after_step is Task.after_step
+
+    def _has_sgd_kernel(self) -> bool:
+        local = self.task.local
+        plain_sgd = local.optimizer == "sgd" and not local.momentum and self._has_plain_step()
+        return plain_sgd and self.numerics.kernels and self.numerics.bf16
+
+    def _clipped(self, gradient: Tensor) -> Tensor:
+        """Clip each client's gradient, (width, row_size)."""
+        layout = self.clients.layout
+        local = self.task.local
+        into = torch.zeros_like(gradient)
+        layout.fill(into, vmap(lambda g: clipped(g, local))(layout.views(gradient)))
+        return into
+
+    def _after_step(self, new: Tensor, rows: Tensor, per_client: Sent) -> None:
+        """Write into rows (width, row_size) what the task's hook makes of the step from them to `new`."""
+        layout = self.clients.layout
+
+        def hook(after: Params, before: Params, own: Sent) -> Params:
+            return self.task.after_step(after, before, {**self.sent.shared, **own})
+
+        layout.fill(rows, vmap(hook)(layout.views(new), layout.views(rows), per_client))
+
+    def _gradient_rows(self, width: int, gradients: Gradients) -> Tensor:
+        """Return the gradient as rows (width, row_size): by the kernels, by autograd, and where both, their sum."""
+        layout = self.clients.layout
+        names = list(layout.shapes)
+        rows = self.gradient_buffer.gradients[:width]
+        by_name = dict(zip(names, gradients[: len(names)], strict=True))
+        layout.fill(rows, by_name, add_at=self.gradient_buffer.claimed)
+        if not self.numerics.bf16:
+            return rows
+        direct = dict(zip(names, gradients[len(names) :], strict=True))  # by the parameters, beside their copies
+        if all(g is None for g in direct.values()):
+            return rows
+        more = torch.zeros_like(self.clients.rows[:width])
+        layout.fill(more, direct)
+        return rows + more
+
+    def results(self, jobs: Sequence[Job]) -> Iterator[tuple[ClientId, LocalResult]]:
+        """Yield what each client's training led to, in the order of `jobs`."""
+        views = self.clients.layout.views(self.clients.rows)
+        stacked_params = {n: p.clone(memory_format=torch.contiguous_format) for n, p in views.items()}
+        losses = self.losses.tolist()
+        for row, job in enumerate(jobs):
+            params = {n: p[row] for n, p in stacked_params.items()}
+            loss = losses[row] / job.steps if job.steps else math.nan
+            answer = self.task.answer(params, job.sent)
+            keep = self.task.keep(params, job.sent)
+            # A view would keep the parameters of all clients in memory for as long as this one keeps its own.
+            own = {name: {n: p.clone() for n, p in part.items()} for name, part in keep.items()}
+            yield job.client, LocalResult(params, answer, own, loss)
