@@ -10,7 +10,7 @@ RAM, where they were computed, and go to disk with the state that would restore 
 | step of `session.advance` | what the memory does |
 |---|---|
 | a round begins | versions that were superseded in RAM vanish without ever having been written |
-| a round's hooks and clients write | on the GPU up to `Bounds.device`, else in the host's RAM up to `Bounds.host`, else on disk |
+| entries are written | they stay on the GPU up to `Bounds.device`, in the host's RAM up to `Bounds.host`, else on disk |
 | a state is to be stored | `flush`: the newest version of every entry is on disk before the state is |
 | the state is stored | `settle`: versions that only an earlier state could need are deleted |
 | a killed run begins again | `discard`: versions that were written after the stored state are deleted |
@@ -402,7 +402,7 @@ class DiskMemory(MutableMapping[str, Params]):
     def _hold(self, key: str, version: _Version) -> None:
         if version.params is None:
             return
-        tier = "host" if device_of(version.params).type == "cpu" else "device"
+        tier = _tier_of(version.params)
         self._held[tier][key, version.place] = version
         self._bytes[tier] += version.size
 
@@ -437,6 +437,10 @@ class DiskMemory(MutableMapping[str, Params]):
     def _oldest(self, tier: str) -> tuple[str, _Version]:
         (key, _), version = next(iter(self._held[tier].items()))
         return key, version
+
+
+def _tier_of(params: Params) -> str:
+    return "host" if device_of(params).type == "cpu" else "device"
 
 
 def _own(params: Params) -> Params:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves on disk, so that it survives `kill -9` at any moment: states, journals, and folders held by one process.
+"""What a run leaves on disk, so that it survives `kill -9` at any moment: states, journals, folders held by a process.
 
 Every file is whole or not there (`utils.files`). What methods keep between rounds is in `running.memory`.
 """
