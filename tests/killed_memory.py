@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A phase whose every round builds on what the last one kept, and adds to a history; it may be killed at any moment.
+"""A phase whose every round builds on what the last one kept, and adds to a history, killed with SIGKILL at any moment.
 
-    python killed_memory.py FOLDER -> prints "begins", and at the end JSON: the last sum, and the sum over the history
+A process of its own, so that torch is imported once: each attempt is a fork, and the kills are real.
+
+    python killed_memory.py FOLDER -> prints JSON: the kills, the last sum, and the sum over the history
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +28,7 @@ from fedquit.running.session import Session, advance
 from fedquit.running.store import StateFile
 
 ROUNDS = 60
+MOST_KILLS = 12
 LENGTH = 30_000
 BOUNDS = Bounds(device=10**9, host=3 * 4 * LENGTH, waiting=2 * 4 * LENGTH, small=1000)
 
@@ -48,9 +55,8 @@ def expected() -> list[float]:
     return [float(total), float(history)]
 
 
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    sessions.CHEAP = 0.0  # states are stored seldom, as those of a large model are
+def attempt(folder: Path) -> None:
+    """From where the last attempt left off to the end."""
     memories = Memories.open(folder, bounds=BOUNDS)
     memory = memories.server
     session = Session(NoEngine(), 0, (), memories=memories.own)
@@ -62,12 +68,29 @@ def main(folder: Path) -> None:
         memory[f"history/{state.round:03d}"] = entry(total)
         return state.next(state.params)
 
-    sys.stdout.write("begins\n")
-    sys.stdout.flush()
     for _ in advance(session, "p", State(entry(0.0)), step, StateFile(folder / "state.safetensors"), ROUNDS):
         pass
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    sessions.CHEAP = 0.0  # states are stored seldom, as those of a large model are
+    draw = random.Random(0)
+    kills = 0
+    while kills < MOST_KILLS:
+        child = os.fork()
+        if child == 0:
+            attempt(folder)
+            os._exit(0)
+        time.sleep(draw.uniform(0.01, 0.15))
+        os.kill(child, signal.SIGKILL)
+        if os.WIFEXITED(os.waitpid(child, 0)[1]):
+            break
+        kills += 1
+    attempt(folder)
+    memory = Memories.open(folder).server
     history = sum(float(memory[key]["w"][0]) for key in memory if key.startswith("history/"))
-    sys.stdout.write(json.dumps([float(memory["sum"]["w"][0]), history]))
+    sys.stdout.write(json.dumps({"kills": kills, "sums": [float(memory["sum"]["w"][0]), history]}))
 
 
 if __name__ == "__main__":

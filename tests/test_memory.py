@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -359,22 +357,10 @@ def test_killed_at_random_moments_a_history_written_in_the_background_is_whole(t
     script = Path(__file__).parent / "killed_memory.py"
     source = Path(module.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    draw = random.Random(0)
-    kills = 0
-    while True:
-        command = [sys.executable, str(script), str(tmp_path)]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "begins\n"
-            time.sleep(draw.uniform(0.02, 0.25))
-            if kills < 6 and process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-                kills += 1
-                continue
-            last = process.stdout.read()
-            assert process.wait() == 0
-            break
-    assert kills >= 3
-    assert json.loads(last) == expected()
-    memory = DiskMemory(tmp_path / "server")
-    assert len(memory) == ROUNDS + 1
+    command = [sys.executable, str(script), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["kills"] >= 2
+    assert report["sums"] == expected()
+    assert len(DiskMemory(tmp_path / "server")) == ROUNDS + 1
