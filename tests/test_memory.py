@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -160,10 +160,8 @@ class Run(RuleBasedStateMachine):
     @rule(writes=st.integers(0, 3))
     def kill_while_flushing(self, writes: int) -> None:
         with killed_after(writes):
-            try:
+            with suppress(Killed):
                 self.memory.flush()
-            except Killed:
-                pass
             self.memory._writer.stop()
         self._open()
         self.now = dict(self.saved)
@@ -333,6 +331,27 @@ def test_a_purge_deletes_what_lies_in_ram_waits_and_lies_on_disk(tmp_path: Path)
     assert list(memory) == ["sum/4"]
     memory.close()
     assert files_in(tmp_path) == ["sum%2F4", "sum%2F4"], "of the state on disk, and the newest"
+
+
+def test_what_is_overwritten_while_it_is_being_written_is_the_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = files.write_atomic
+    is_writing = threading.Event()
+
+    def slow(path: Path, content: bytes) -> None:
+        is_writing.set()
+        time.sleep(0.05)
+        write(path, content)
+
+    monkeypatch.setattr(files, "write_atomic", slow)
+    memory = DiskMemory(tmp_path, bounds=Bounds(device=0, host=0, waiting=10**9, small=16))
+    memory.move(0)
+    memory["a"] = entry(1.0, 4000)
+    assert is_writing.wait(10)
+    memory["a"] = entry(2.0, 40)
+    memory.close()
+    assert float(DiskMemory(tmp_path)["a"]["w"][0]) == 2.0
 
 
 def test_a_part_of_something_larger_does_not_keep_all_of_it(tmp_path: Path) -> None:

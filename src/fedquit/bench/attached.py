@@ -46,14 +46,17 @@ class Attached:
     rounds: Iterator[Progress]
     device: torch.device
     seconds: list[float] = field(default_factory=list)  # of each round
+    processor: list[float] = field(default_factory=list)  # seconds of all threads: what a busy machine does not disturb
 
     def take(self) -> None:
         """One more round, until the last kernel is done."""
         began = time.perf_counter()
+        processor_began = time.process_time()
         next(self.rounds)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.seconds.append(time.perf_counter() - began)
+        self.processor.append(time.process_time() - processor_began)
 
     @property
     def steady(self) -> list[float]:
@@ -135,6 +138,11 @@ def _figures(ways: Mapping[str, Attached], others: str) -> Iterator[Figure]:
             ratio = tuple(a / b for a, b in zip(way.steady, bare.steady, strict=True))
             limit = LIMIT if name == WATCHED else None
             yield Figure(f"a round with {name}, times the bare round", "x", ratio, limit)
+    for name, way in ways.items():
+        if way is not bare:
+            total = sum(way.processor[WARM_UP:]) / sum(bare.processor[WARM_UP:])
+            note = "of all threads, with all that is written: a busy machine does not disturb it"
+            yield Figure(f"processor time with {name}, times the bare training's", "x", (total,), note=note)
     for name, way in ways.items():
         yield Figure(f"written at the end with {name}", "s", (way.at_the_end,))
     for name, way in ways.items():

@@ -10,7 +10,7 @@ RAM, where they were computed, and go to disk with the state that would restore 
 | step of `session.advance` | what the memory does |
 |---|---|
 | a round begins | versions that were superseded in RAM vanish without ever having been written |
-| entries are written | they stay on the GPU up to `Bounds.device`, in the host's RAM up to `Bounds.host`, else on disk |
+| entries are written | they stay on the GPU up to `Bounds.device`, in RAM up to `Bounds.host`, else on disk |
 | a state is to be stored | `flush`: the newest version of every entry is on disk before the state is |
 | the state is stored | `settle`: versions that only an earlier state could need are deleted |
 | a killed run begins again | `discard`: versions that were written after the stored state are deleted |
