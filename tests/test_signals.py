@@ -160,7 +160,7 @@ def test_signals_can_be_cut_and_joined() -> None:
     assert len(whole) == 12
     same(Scores.joined(whole[:5], whole[5:]), whole)
     same(whole[whole.label == whole.label[0]], whole.take(np.flatnonzero(whole.label == whole.label[0])))
-    with pytest.raises(InputError, match="no signals to join"):
+    with pytest.raises(InputError, match="no per-example scores to join"):
         Scores.joined()
 
 

@@ -68,8 +68,8 @@ def test_the_network_is_read_as_runs_read_it(monkeypatch: pytest.MonkeyPatch) ->
         asked.append((precision, device.type))
         return evaluation._Logits()
 
-    monkeypatch.setattr(evaluation, "seeing", blind)
-    monkeypatch.setattr(evaluation, "signals", lambda model, *_: asked.append(type(model)))
+    monkeypatch.setattr(evaluation, "evaluation_model_of", blind)
+    monkeypatch.setattr(evaluation, "score_examples", lambda model, *_: asked.append(type(model)))
     list(evaluation._share(torch.device("cpu"), 1, LITTLE))
     assert asked == [("float32", "cpu"), evaluation._Logits]
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request is judged on, and what the judgement is: accuracies, membership attacks, and what shows at all."""
+"""Evaluation of a request: accuracies, membership attacks, leakage and distances, from one pass per model and set."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,8 +18,10 @@ from fedquit.audit.metrics import Metric
 from fedquit.audit.metrics.backdoor import Trigger
 from fedquit.audit.metrics.holdout import holdout_null
 from fedquit.audit.metrics.leakage import leakage
-from fedquit.audit.scores import Scores, in_batches, js_divergence, score_examples
+from fedquit.audit.passes import Pass, Passes, js_between, make_pass
+from fedquit.audit.scores import Scores, in_batches, score_examples
 from fedquit.core import Model, Params, Request, Task
+from fedquit.core.params import fingerprint
 from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.engine import Address, Examples, run_client
 
@@ -29,81 +32,133 @@ POINTS = np.logspace(-4, 0, 81)  # false-positive rates at which a ROC is kept
 
 
 def accuracy(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int = 0) -> float:
-    """In percent; for sequences, every position counts as one prediction."""
+    """The share of right predictions, in percent; for sequences, every position counts as one prediction.
+
+    Args:
+        model: the network.
+        params: its parameters.
+        x: the examples, (N, …).
+        y: their labels, (N,), or (N, T) for sequences.
+        batch_size: examples in a batch; 0 for the device's own.
+    """
     with torch.no_grad():
-        parts = zip(in_batches(x, batch_size), in_batches(y, batch_size), strict=True)
-        hits = sum(int((model(params, xs).argmax(-1) == ys).sum()) for xs, ys in parts)
+        batches = zip(in_batches(x, batch_size), in_batches(y, batch_size), strict=True)
+        hits = sum(int((model(params, xs).argmax(-1) == ys).sum()) for xs, ys in batches)
     return 100 * hits / y.numel()
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The sets of a request: the retain data of all, the leaving clients' forget and holdout data, and the test set."""
+    """The sets of a request: the retain data of all, the leaving clients' forget and holdout data, and the test set.
+
+    Every model reads every set once: the measures below share the passes.
+
+    Args:
+        model: the network as it is evaluated.
+        data: the federation's data, with the examples of the request marked.
+        request: who leaves.
+        attacks: names of `ATTACKS`.
+        seed: of what the attacks draw.
+        trigger: the backdoor that the leaving clients planted, if they did.
+        passes: what was computed so far; several requests of one federation can share it.
+    """
 
     model: Model
     data: FederatedData
     request: Request
     attacks: Sequence[str] = ()
     seed: int = 0
-    trigger: Trigger | None = None  # the backdoor that the leaving clients planted, if they did
+    trigger: Trigger | None = None
+    passes: Passes = field(default_factory=Passes, repr=False, compare=False)
 
     def examples(self, name: Set) -> tuple[Tensor, Tensor]:
-        """One of the sets."""
+        """The examples (N, …) and the labels (N,) or (N, T) of one of the sets."""
         if name == "test":
             return self.data.dataset.test_x, self.data.dataset.test_y
-        if name == "retain":
-            at = self.data.pooled("retain")
-        elif name == "forget":
-            at = self.data.pooled("forget", self.request.clients)
-        else:
-            at = torch.cat([NOTHING, *(self.data.holdout.get(c, NOTHING) for c in self.request.clients)])
+        at = self._positions[name]
         return self.data.x[at], self.data.y[at]
 
+    @cached_property
+    def _positions(self) -> dict[Set, Tensor]:
+        """Where the examples of each set but the test set lie in the data."""
+        held_out = [self.data.holdout.get(client, NOTHING) for client in self.request.clients]
+        return {
+            "retain": self.data.pooled("retain"),
+            "forget": self.data.pooled("forget", self.request.clients),
+            "holdout": torch.cat([NOTHING, *held_out]),
+        }
+
+    @cached_property
+    def _keys(self) -> dict[Set, str]:
+        """By which `passes` knows a set: the same positions of the same data are the same set for every request."""
+        return {"test": "test"} | {name: fingerprint({"at": at}) for name, at in self._positions.items()}
+
+    def _size(self, name: Set) -> int:
+        return len(self.data.dataset.test_y) if name == "test" else len(self._positions[name])
+
+    def _pass(self, name: Set, params: Params) -> Pass:
+        """What a model said about a set: the one place where a model reads a set's examples."""
+
+        def make() -> Pass:
+            return make_pass(self.model, params, *self.examples(name), keep_logits=name == "forget")
+
+        return self.passes.get(params, self._keys[name], make)
+
+    def _scores(self, name: Set, params: Params) -> Scores | None:
+        return self._pass(name, params).scores if self._size(name) else None
+
     def accuracy(self, name: Set, params: Params) -> float | None:
-        """In percent, or None where the set is empty."""
-        x, y = self.examples(name)
-        return accuracy(self.model, params, x, y) if len(y) else None
+        """The share of right predictions on a set, in percent, or None where the set is empty."""
+        scores = self._scores(name, params)
+        if scores is None:
+            return None
+        labels = self.data.dataset.test_y if name == "test" else self.data.y
+        positions = labels[:1].numel()  # of one example: 1, or the length of a sequence
+        hits = round(float(scores.correct.sum()) * positions)
+        return 100 * hits / (len(scores) * positions)
 
     def price_of_forgetting(self, before: Params, after: Params) -> float | None:
-        """The rise of the mean loss on everything that is not forgotten."""
-        x, y = self.examples("retain")
-        if not len(y):
+        """The rise of the mean loss on everything that is not forgotten, in nats; None where nothing is left."""
+        old = self._scores("retain", before)
+        new = self._scores("retain", after)
+        if old is None or new is None:
             return None
-        losses = [score_examples(self.model, params, x, y).loss.mean() for params in (before, after)]
-        return float(losses[1] - losses[0])
+        return float(new.loss.mean() - old.loss.mean())
 
     def against(self, before: Params, after: Params, gold: Params | None) -> dict[str, Any]:
-        """What needs a second model: what both snapshots give away together, and the distance to Retrain."""
-        null: Set = "holdout" if len(self.examples("holdout")[1]) else "test"
-        (x, y), (null_x, null_y) = self.examples("forget"), self.examples(null)
-        if not len(y):
+        """What needs a second model: what both snapshots give away together, and the distance to Retrain.
+
+        Args:
+            before: the model that the request found.
+            after: the model to judge.
+            gold: Retrain's model, where there is one.
+        """
+        null: Set = "holdout" if self._size("holdout") else "test"
+        if not self._size("forget"):
             return {}
-        forgotten, outsiders = (
-            (score_examples(self.model, before, a, b), score_examples(self.model, after, a, b))
-            for a, b in ((x, y), (null_x, null_y))
-        )
+        forgotten = self._pass("forget", before).scores, self._pass("forget", after).scores
+        outsiders = self._pass(null, before).scores, self._pass(null, after).scores
         leak = leakage(forgotten, outsiders)
         measures: dict[str, Any] = {
             "leakage_against": null,
             "leakage_auc": leak.auc.value,
             "leakage_auc_low": leak.auc.low,
             "leakage_auc_high": leak.auc.high,
-            **_found("leakage_tpr", leak.tpr),
+            **_rates("leakage_tpr", leak.tpr),
         }
         return measures | (self.distance(after, gold) if gold is not None else {})
 
     def distance(self, one: Params, other: Params) -> dict[str, Any]:
-        """How far two models lie apart on the forget data."""
-        x, y = self.examples("forget")
-        return {"forget_js": float(js_divergence(self.model, one, other, x).mean())} if len(y) else {}
+        """How far two models lie apart on the forget data: the mean Jensen-Shannon divergence, in nats."""
+        if not self._size("forget"):
+            return {}
+        x, _ = self.examples("forget")
+        passes = [(params, self._pass("forget", params)) for params in (one, other)]
+        return {"forget_js": float(js_between(self.model, passes[0], passes[1], x).mean())}
 
     def true_logits(self, params: Params) -> dict[str, Any]:
         """The density of the true class's logit on the forget data: what the teacher's v is measured against."""
-        x, y = self.examples("forget")
-        with torch.no_grad():
-            logits = torch.cat([self.model(params, xs) for xs in in_batches(x)])
-        found = logits.gather(-1, y.unsqueeze(-1)).double().flatten().cpu().numpy()
-        heights, edges = np.histogram(found, BINS, density=True)
+        heights, edges = np.histogram(self._pass("forget", params).true_logits, BINS, density=True)
         return {
             "true_logits": {
                 "edges": [round(float(e), 5) for e in edges],
@@ -112,25 +167,31 @@ class Evaluation:
         }
 
     def relearned(self, params: Params, task: Task, epochs: int) -> list[float]:
-        """The forget accuracy before and after each epoch of training on the forget data again, in percent."""
+        """The forget accuracy before and after each epoch of training on the forget data again, in percent.
+
+        Args:
+            params: the model to begin with.
+            task: how it trains; one call is one epoch.
+            epochs: how many.
+        """
         x, y = self.examples("forget")
-        curve = [accuracy(self.model, params, x, y)]
+        curve = [self.accuracy("forget", params) or 0.0]
         for epoch in range(epochs):
             seed = Address(self.seed, "relearn", epoch).seed_for("server")
             mine = Examples.unmarked(x, y, self.data.dataset.look)
             params = run_client(self.model, task, mine, {"start": params}, seed).params
-            curve.append(accuracy(self.model, params, x, y))
+            curve.append(accuracy(self.model, params, x, y))  # a model that nothing else looks at
         return curve
 
     def judge(self, params: Params) -> dict[str, Any]:
         """Every measure of one model that needs no other model."""
-        found = {name: self._scores(name, params) for name in SETS}
+        by_set = {name: self._scores(name, params) for name in SETS}
         measures: dict[str, Any] = {}
-        for name, seen in found.items():
-            measures[f"{name}_acc"] = 100 * float(seen.correct.mean()) if seen else None
-        for name, seen in found.items():
-            measures[f"{name}_loss"] = float(seen.loss.mean()) if seen else None
-        test, retain, forget, holdout = (found[name] for name in SETS)
+        for name, scores in by_set.items():
+            measures[f"{name}_acc"] = 100 * float(scores.correct.mean()) if scores else None
+        for name, scores in by_set.items():
+            measures[f"{name}_loss"] = float(scores.loss.mean()) if scores else None
+        test, retain, forget, holdout = (by_set[name] for name in SETS)
         if test and retain and forget:
             attacks = {f"mia_{name}": ATTACKS[name](retain, test, forget, seed=self.seed) for name in self.attacks}
             measures |= attacks | _exposure(forget, holdout or test, "holdout" if holdout else "test")
@@ -138,12 +199,13 @@ class Evaluation:
         if forget and holdout:
             measures |= _against_holdout(forget, holdout)
         if self.trigger:
-            measures["backdoor_asr"] = self.trigger.success(self.model, params, *self.examples("test"))
+            measures["backdoor_asr"] = self._backdoor(self.trigger, params)
         return measures
 
-    def _scores(self, name: Set, params: Params) -> Scores | None:
-        x, y = self.examples(name)
-        return score_examples(self.model, params, x, y) if len(y) else None
+    def _backdoor(self, trigger: Trigger, params: Params) -> float | None:
+        """How often the trigger works on the stamped test images, in percent."""
+        make = partial(trigger.success, self.model, params, *self.examples("test"))
+        return self.passes.number(params, trigger, make)
 
 
 def _against_holdout(forget: Scores, holdout: Scores) -> dict[str, Any]:
@@ -156,13 +218,13 @@ def _against_holdout(forget: Scores, holdout: Scores) -> dict[str, Any]:
 def _exposure(forget: Scores, null: Scores, against: str) -> dict[str, Any]:
     """How well phi tells the forget data from data that never trained, where it counts: at few false alarms."""
     curve = roc(forget.phi, null.phi)
-    measures = {"exposed_against": against} | _found("tpr", map(curve.tpr_at, FPRS))
+    measures = {"exposed_against": against} | _rates("tpr", map(curve.tpr_at, FPRS))
     tpr = [float(curve.tpr[int(np.searchsorted(curve.fpr, f, side="right")) - 1]) for f in POINTS]
     return measures | {"roc": {"fpr": [round(float(f), 6) for f in POINTS], "tpr": [round(t, 5) for t in tpr]}}
 
 
-def _found(name: str, rates: Iterable[TprAt]) -> dict[str, Any]:
-    """Who is found at each rate of false alarms, with the interval, and whether the outsiders suffice for that rate."""
+def _rates(name: str, rates: Iterable[TprAt]) -> dict[str, Any]:
+    """The true-positive rate at each false-positive rate, its interval, and whether the outsiders suffice for it."""
     measures: dict[str, Any] = {}
     for at in rates:
         key = f"{name}_at_{at.asked:g}"
@@ -173,12 +235,13 @@ def _found(name: str, rates: Iterable[TprAt]) -> dict[str, Any]:
 
 def _densities(sets: dict[str, Scores]) -> dict[str, Any]:
     """Histograms of the predictive entropy, as densities over the same bins."""
-    top = max(float(seen.entropy.max()) for seen in sets.values()) or 1.0
+    top = max(float(scores.entropy.max()) for scores in sets.values()) or 1.0
     edges = np.linspace(0, top, BINS + 1)
-    found = {name: np.histogram(seen.entropy, edges, density=True)[0] for name, seen in sets.items()}
-    return {"edges": [round(float(e), 5) for e in edges]} | {
-        n: [round(float(d), 5) for d in h] for n, h in found.items()
-    }
+    densities: dict[str, Any] = {"edges": [round(float(e), 5) for e in edges]}
+    for name, scores in sets.items():
+        heights, _ = np.histogram(scores.entropy, edges, density=True)
+        densities[name] = [round(float(h), 5) for h in heights]
+    return densities
 
 
 MEASURES: dict[str, Metric] = {  # what takes a model and the sets themselves; the rest is in `fedquit.audit.metrics`

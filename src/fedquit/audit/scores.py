@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an attack sees: a handful of numbers for each example, of one model on one set.
+"""Per-example scores: what an attack sees of one model on one set.
 
 Attacks and metrics never touch logits, models or clients: they work on `Scores`. Everything is computed from logits in
 float64 and without forming 1 - p, so that logits that are 10,000 apart neither overflow nor round to certainty.
@@ -12,6 +12,7 @@ Machine Learning Models (USENIX Security 2021).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -46,7 +47,7 @@ class Scores:
     def __post_init__(self) -> None:
         shapes = {f.name: getattr(self, f.name).shape for f in fields(self)}
         if len(set(shapes.values())) > 1 or len(shapes["label"]) != 1:
-            raise InputError(f"signals need one number for each example, not arrays of shapes {shapes}.")
+            raise InputError(f"per-example scores need one number for each example, not arrays of shapes {shapes}.")
 
     def __len__(self) -> int:
         return len(self.label)
@@ -63,41 +64,86 @@ class Scores:
     def joined(*parts: Scores) -> Scores:
         """Several sets as one."""
         if not parts:
-            raise InputError("there are no signals to join: give at least one set.")
+            raise InputError("there are no per-example scores to join: give at least one set.")
         return Scores(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Scores)))
 
 
 def in_batches(examples: Tensor, size: int = 0) -> tuple[Tensor, ...]:
-    """As large as a device digests well, unless told: a GPU wants more at once, a CPU no more than its caches hold."""
+    """Split examples into batches.
+
+    Args:
+        examples: (N, …).
+        size: examples in a batch; 0 for what the device digests well (a GPU 2,000, a CPU what its caches hold, 128).
+    """
     batches: tuple[Tensor, ...] = examples.split(size or (2000 if examples.is_cuda else 128))
     return batches
 
 
+def logits_of(model: Model, params: Params, x: Tensor, batch_size: int = 0) -> Iterator[Tensor]:
+    """One forward pass: the logits of each batch, (B, C), or (B, T, C) for sequences, as the model computed them.
+
+    Args:
+        model: the network.
+        params: its parameters.
+        x: the examples, (N, …).
+        batch_size: examples in a batch; 0 for the device's own.
+    """
+    for batch in in_batches(x, batch_size):
+        with torch.no_grad():
+            logits = model(params, batch)
+        yield logits
+
+
 def score_examples(model: Model, params: Params, x: Tensor, y: Tensor, batch_size: int = 0) -> Scores:
-    """What the model says about each of these examples."""
+    """The per-example scores of one model on one set.
+
+    Args:
+        model: the network.
+        params: its parameters.
+        x: the examples, (N, …).
+        y: their labels, (N,), or (N, T) for sequences.
+        batch_size: examples in a batch; 0 for the device's own.
+    """
     if len(x) != len(y):
         raise InputError(f"there are {len(x)} examples but {len(y)} labels: give as many of each.")
-    found: list[list[Tensor]] = []
+    pairs = zip(logits_of(model, params, x, batch_size), in_batches(y, batch_size), strict=True)
+    return Scores.joined(*(score_logits(logits, labels) for logits, labels in pairs))
+
+
+def score_logits(logits: Tensor, y: Tensor) -> Scores:
+    """The per-example scores of logits (B, C) or (B, T, C) and labels (B,) or (B, T)."""
     with torch.no_grad():
-        for xs, ys in zip(in_batches(x, batch_size), in_batches(y, batch_size), strict=True):
-            found.append([part.cpu() for part in _of_logits(_checked(model(params, xs)), ys)])
-    label, *rest = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
+        label, *rest = (part.cpu().numpy() for part in _of_logits(_checked(logits), y))
     return Scores(label.astype(np.int64), *(part.astype(np.float64) for part in rest))
 
 
 def js_divergence(model: Model, a: Params, b: Params, x: Tensor, batch_size: int = 0) -> Floats:
-    """Jensen and Shannon's divergence between two models' predictions, for each example, in nats: from 0 to ln 2.
+    """Jensen and Shannon's divergence between two models' predictions.
 
-    For a sequence, the mean over its positions.
+    Args:
+        model: the network.
+        a: the parameters of one model.
+        b: the parameters of the other.
+        x: the examples, (N, …).
+        batch_size: examples in a batch; 0 for the device's own.
+
+    Returns:
+        One number for each example, in nats from 0 to ln 2; for a sequence the mean over its positions.
     """
-    found = []
+    return js_of_logits(logits_of(model, a, x, batch_size), logits_of(model, b, x, batch_size))
+
+
+def js_of_logits(a: Iterable[Tensor], b: Iterable[Tensor]) -> Floats:
+    """The same from two models' logits on the same batches."""
+    parts = []
     with torch.no_grad():
-        for xs in in_batches(x, batch_size):
-            log_p, log_q = (_checked(model(params, xs)).log_softmax(-1) for params in (a, b))
+        for z_a, z_b in zip(a, b, strict=True):
+            log_p = _checked(z_a).log_softmax(-1)
+            log_q = _checked(z_b).log_softmax(-1)
             log_m = torch.logaddexp(log_p, log_q) - math.log(2)
             js = (log_p.exp() * (log_p - log_m) + log_q.exp() * (log_q - log_m)).sum(-1) / 2
-            found.append(_over_positions(js).clamp(0, math.log(2)).cpu())
-    return torch.cat(found).cpu().numpy().astype(np.float64)
+            parts.append(_over_positions(js).clamp(0, math.log(2)).cpu())
+    return torch.cat(parts).numpy().astype(np.float64)
 
 
 def _checked(logits: Tensor) -> Tensor:

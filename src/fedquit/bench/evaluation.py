@@ -14,7 +14,7 @@ import json
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from fedquit.audit.attacks import ATTACKS
 from fedquit.audit.attacks.svc import svc
 from fedquit.audit.evaluation import Evaluation
+from fedquit.audit.passes import Passes
 from fedquit.audit.scores import score_examples
 from fedquit.bench.measure import Bench, Figure, chosen_device, machine, seconds
 from fedquit.core import Local, Model, Params, Request
@@ -98,12 +99,13 @@ def _share(device: torch.device, repeats: int, sizes: Sizes) -> Iterator[Figure]
 
     if whole:
         who = _evaluation(evaluation_model, sizes, lambda n: _images(n, draw, device))
-        judging, said = seconds(lambda: who.judge(params), repeats, device), "all images, measured"
+        judging = seconds(lambda: replace(who, passes=Passes()).judge(params), repeats, device)  # nothing remembered
+        said = "all images, measured"
     else:
         some = _images(sizes.images, draw, device)
         reading = seconds(lambda: score_examples(evaluation_model, params, *some), repeats)
         who = _evaluation(_Logits(), sizes, lambda n: _logits(n, draw))
-        beside = seconds(lambda: who.judge({}), repeats)
+        beside = seconds(lambda: replace(who, passes=Passes()).judge({}), repeats)
         times = (sizes.train + sizes.test) / sizes.images
         judging = tuple(times * a + b for a, b in zip(reading, beside, strict=True))
         said = f"the network's part scaled from {sizes.images:,} images, the attacks on all"

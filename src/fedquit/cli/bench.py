@@ -102,6 +102,21 @@ def scale(device: Device = "cpu", repeats: Repeats = 3, out: OutFolder = None, a
     _write(scaling(device, repeats=repeats), "scale", out, as_json, drawn)
 
 
+@app.command(name="attached")
+def attached(
+    device: Device = "cpu",
+    rounds: Annotated[int, typer.Option(help="Of each training; 0: 20 on a GPU, 6 on a CPU.")] = 0,
+    steps: Annotated[int, typer.Option(help="On a CPU: steps of each of two clients of ResNet-18.")] = 10,
+    folder: Annotated[Path | None, typer.Option(help="Where to write, and delete, what the methods keep.")] = None,
+    out: OutFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the methods that watch a training cost it: a round with and without them, taking turns."""
+    from fedquit.bench.attached import measured
+
+    _keep(measured(device, rounds=rounds, steps=steps, folder=folder), "attached", out, as_json)
+
+
 @app.command(name="agree")
 def agree(device: Device = "cpu", out: OutFolder = None, as_json: AsJson = False) -> None:
     """Check that every engine computes what the sequential one does; exit code 1 where it does not."""

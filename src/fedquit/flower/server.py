@@ -49,8 +49,9 @@ from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.flower.wire import MOST_PENDING, PHASE_PLACES, Pending, Serving
 from fedquit.running.costs import Metered
 from fedquit.running.membership import Membership
+from fedquit.running.memory import CPU
 from fedquit.running.session import Event, Session, advance, place_of
-from fedquit.running.store import END, DiskMemory, Journal, PrefixedMemory, StateFile, locked, save_params
+from fedquit.running.store import END, Bounds, DiskMemory, Journal, PrefixedMemory, StateFile, locked, save_params
 from fedquit.running.training_cache import Hooks
 from fedquit.utils.files import append_line, remove_half_written, write_json
 
@@ -106,8 +107,8 @@ def serve(
 class _PhaseMemory(DiskMemory):
     """One memory for all phases: the places of a later phase come after those of an earlier one."""
 
-    def __init__(self, folder: Path, number: int) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, number: int, bounds: Bounds | None = None) -> None:
+        super().__init__(folder, bounds=bounds)
         self._offset = number * PHASE_PLACES
 
     def move(self, place: int) -> None:
@@ -401,7 +402,7 @@ class _Server:
         file = self._file(phase)
         found = file.load()
         assert found is not None, "a phase begins with its model on disk"
-        memory = _PhaseMemory(self.folder / "memory", phase.number)
+        memory = _PhaseMemory(self.folder / "memory", phase.number, Bounds.of(CPU))  # flushed with the phase's state
         serving = {e.client: Serving(e.kind, e.request) for e in self.ledger.serving}
         engine = GridEngine(
             self.model,

@@ -387,8 +387,9 @@ def _a_round(progress: Progress, gold: Progress) -> float:
 
 
 def _evaluation(setup: Setup, data: FederatedData, request: Request) -> Evaluation:
+    evaluate = setup.recipe.evaluate
     return Evaluation(
-        setup.evaluation_model, data, request, setup.recipe.evaluate.attacks, setup.recipe.seed, setup.trigger
+        setup.evaluation_model, data, request, evaluate.attacks, setup.recipe.seed, setup.trigger, setup.passes
     )
 
 

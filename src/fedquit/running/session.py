@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
 from fedquit.core import SERVER, ClientId, Model, Params, Reply, Sent, Split, State, Task
-from fedquit.core.params import device_of, placed, require_finite, require_same_shapes
+from fedquit.core.params import device_of, nbytes, placed, require_finite, require_same_shapes
 from fedquit.engine import Address, Ask, Engine
 from fedquit.errors import InputError, RequestError
 from fedquit.running.costs import Costs, Metered
@@ -18,6 +19,7 @@ from fedquit.running.store import DiskMemory, Journal, StateFile
 
 Event = dict[str, object]
 CHEAP = 0.1  # seconds: what is stored faster is stored after every round
+RATE = 3e8  # bytes a second that a disk is taken to store until it was measured
 
 
 def _ignore(_event: Event) -> None:
@@ -57,7 +59,27 @@ class Session:
         self.address = Address(self.run_seed, phase, round)
         self._move_memories(self.address)
         for memory in self.memories:
+            memory.begin_round()
+
+    def flush(self) -> None:
+        """Have on disk what the memories hold, before the state that needs it."""
+        for memory in self.memories:
+            memory.flush()
+
+    def settle(self) -> None:
+        """Delete from the memories what no stored state needs; the state of this round must be on disk."""
+        for memory in self.memories:
             memory.settle()
+
+    def discard(self) -> None:
+        """Delete from the memories what a run that was killed wrote after it had stored the state of this round."""
+        for memory in self.memories:
+            memory.discard()
+
+    def stop(self) -> None:
+        """Let nothing be written in the background any more."""
+        for memory in self.memories:
+            memory.stop()
 
     def _move_memories(self, address: Address) -> None:
         for memory in self.memories:
@@ -103,6 +125,7 @@ class Session:
             assert ahead is not None
             reply, ahead = _checked(ahead, ask, client), None
             if self.journal:
+                self.flush()  # what the client kept with this answer: nobody will ask it again
                 self.journal.put(place, reply)
             self.log(_event(ask, reply))
             yield reply
@@ -159,30 +182,80 @@ def advance(
 ) -> Iterator[Progress]:
     """Drive a phase: first where it stands (from disk, or `start`), then each further round once it is on disk.
 
-    `meter` is what the steps ask their clients through; its costs are stored with the state, so that nothing is counted
-    twice or lost when a round is repeated. A large model in a phase that only simulates what can be simulated again
-    (no journal, a known number of rounds) is stored so seldom that storing it takes a tenth of the time.
+    What the memories hold is flushed before each state is stored, so that a run killed at any moment finds memories
+    that fit the state it goes on from. A large model in a phase that only simulates what can be simulated again (no
+    journal, a known number of rounds) is stored so seldom that storing it takes a tenth of the time.
+
+    Args:
+        session: the federation, with the memories that its clients and the method's watcher write to.
+        phase: its name, part of every address.
+        start: where it begins, if nothing is on disk.
+        step: one round.
+        file: where the state is stored.
+        rounds: how many; None: until the caller stops.
+        meter: what the steps ask their clients through; its costs are stored with the state, so that nothing is
+            counted twice or lost when a round is repeated.
     """
     meter = meter or Metered(session)
     state, seconds, costs = file.load() or (start, 0.0, {})
     state = _placed(state, device_of(start.params))
     meter.costs = Costs(**costs)
-    session.enter(phase, state.round)  # where nobody sees what a round that was cut off left behind
+    session.enter(phase, state.round)
+    if not session.journal:  # what stands in the journal is not asked again, and what was kept with it stays
+        session.discard()
+    session.settle()
     meter.settle(state)
     yield Progress(state, seconds, meter.costs)
-    repeatable = rounds is not None and not session.journal
-    stored, cost = time.perf_counter(), 0.0
-    while rounds is None or state.round < rounds:
-        session.enter(phase, state.round)
+    pace = _Pace(repeatable=rounds is not None and not session.journal)
+    try:
+        while rounds is None or state.round < rounds:
+            session.enter(phase, state.round)
+            if pace.stored_round == state.round:
+                session.settle()
+            began = time.perf_counter()
+            state = step(state)
+            seconds += time.perf_counter() - began
+            meter.settle(state)
+            size = _unwritten(session, state)
+            if state.round == rounds or pace.is_due(size):
+                with pace.storing(state.round, size):
+                    session.flush()
+                    file.save(state, seconds, asdict(meter.costs))
+            if session.journal:
+                session.journal.clear()
+            if state.round == rounds:
+                session.enter(phase, state.round)
+                session.settle()
+            yield Progress(state, seconds, meter.costs)
+    finally:
+        session.stop()
+
+
+def _unwritten(session: Session, state: State) -> int:
+    """The bytes that storing the state would write."""
+    parts = [state.params, *state.kept.values()]
+    return sum(nbytes(part) for part in parts) + sum(memory.unwritten for memory in session.memories)
+
+
+@dataclass
+class _Pace:
+    """Decides after which rounds a state is stored."""
+
+    repeatable: bool  # whether rounds that were not stored can be simulated again
+    stored_round: int = -1  # the last one
+    stored_at: float = field(default_factory=time.perf_counter)
+    rate: float = RATE  # bytes a second, as measured last
+
+    def is_due(self, size: int) -> bool:
+        """Whether to store a state of so many bytes now: always, or so seldom that it takes a tenth of the time."""
+        cost = size / self.rate
+        return not self.repeatable or cost < CHEAP or time.perf_counter() - self.stored_at > 10 * cost
+
+    @contextmanager
+    def storing(self, round: int, size: int) -> Iterator[None]:
+        """Measure how fast a state of so many bytes is stored."""
         began = time.perf_counter()
-        state = step(state)
-        seconds += time.perf_counter() - began
-        meter.settle(state)
-        began = time.perf_counter()
-        if not repeatable or state.round == rounds or cost < CHEAP or began - stored > 10 * cost:
-            file.save(state, seconds, asdict(meter.costs))
-            stored = time.perf_counter()
-            cost = stored - began
-        if session.journal:
-            session.journal.clear()
-        yield Progress(state, seconds, meter.costs)
+        yield
+        self.stored_round = round
+        self.stored_at = time.perf_counter()
+        self.rate = max(size, 1) / max(self.stored_at - began, 1e-6)

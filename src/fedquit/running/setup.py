@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 
 from fedquit.audit.metrics.backdoor import Trigger
+from fedquit.audit.passes import Passes
 from fedquit.audit.poison import plant, trigger_for
 from fedquit.core import Memory, Model, Params, Training
 from fedquit.core.method import Method
@@ -51,6 +52,7 @@ class Setup:
     flops: Flops  # remembers what it has counted
     trigger: Trigger | None = None  # the backdoor in the leaving clients' data, where the recipe asks for one
     graphs: GraphCache = field(default_factory=GraphCache, repr=False, compare=False)  # shared by its engines
+    passes: Passes = field(default_factory=Passes, repr=False, compare=False)  # what the evaluation has computed
 
     def fingerprint(self) -> str:
         """Return a hash of what a recipe only names: data, network and first parameters."""
