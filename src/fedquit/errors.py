@@ -7,10 +7,13 @@ FedquitError                 the command line prints its one sentence and exits 
 ├── UnknownNameError         a method, teacher, key, … that does not exist; names the nearest one that does
 ├── RequestError             an erasure request that cannot be served as it stands
 ├── NonFiniteError           NaN or infinity where weights or logits should be
+├── UnreachableError         clients that must answer and did not
 └── StoreError               a checkpoint, run folder or disk that cannot be read or written
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class FedquitError(Exception):
@@ -39,3 +42,11 @@ class NonFiniteError(FedquitError, ArithmeticError):
 
 class StoreError(FedquitError, OSError):
     """A checkpoint, run folder or disk that cannot be read or written."""
+
+
+class UnreachableError(FedquitError):
+    """Clients that must answer did not by their deadline, or gave no answer that can be used."""
+
+    def __init__(self, sentence: str, clients: Sequence[int]) -> None:
+        super().__init__(sentence)
+        self.clients = tuple(clients)

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from fedquit.core import SERVER, ClientId, Model, Reply
 from fedquit.engine import Address, Ask, Examples, run_client
 from fedquit.engine.plan import fixed_uniforms
-from fedquit.errors import FedquitError
+from fedquit.errors import FedquitError, UnreachableError
 from fedquit.flower import wire
 from fedquit.flower.client import ACTION, ClientData
 from fedquit.flower.identity import identity_of, is_registered
@@ -45,12 +45,8 @@ class NodesMissing(FedquitError):
     """A round that cannot begin."""
 
 
-class Unreachable(FedquitError):
+class Unreachable(UnreachableError):
     """Clients that leave did not answer before their deadline."""
-
-    def __init__(self, sentence: str, clients: Sequence[ClientId]) -> None:
-        super().__init__(sentence)
-        self.clients = tuple(clients)
 
 
 @dataclass(frozen=True)
