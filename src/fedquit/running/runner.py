@@ -12,6 +12,7 @@ import logging
 import math
 import platform
 from collections.abc import Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,7 @@ class _RecipeRun:
         self.recipe = setup.recipe
         self.method = setup.method
         self.method_name = setup.recipe.method_name
-        self.simulation = Simulation(setup, out, log=self._log, reporter=reporter)
+        self.simulation = Simulation(setup, out, log=partial(_append_event, out / "events.jsonl"), reporter=reporter)
         self._check_events()
 
     def rows(self) -> Iterator[Row]:
@@ -198,9 +199,6 @@ class _RecipeRun:
             data_before_leaving |= dict.fromkeys(request.clients, data)
             data = _marked(event, data, self.recipe).after(request)
             life = life.begin_recovery().begin_erasing().resume_training()
-
-    def _log(self, event: Event) -> None:
-        append_line(self.out / "events.jsonl", json.dumps(event))
 
     def _train_original(self) -> None:
         """Train with everybody. Methods that must know the request in advance are told of the recipe's first one."""
@@ -327,6 +325,10 @@ class _RecipeRun:
             rows = [*rows, row(self.method_name, "budget", progress) | {"budget": budget, "budget_spent": spent}]
             write_json(file, rows)
             yield rows[-1]
+
+
+def _append_event(path: Path, event: Event) -> None:
+    append_line(path, json.dumps(event))
 
 
 def _a_round(progress: Progress, retrained: Progress) -> float:
