@@ -21,12 +21,13 @@ from flwr.clientapp import ClientApp
 
 from fedquit.core import ClientId, Params
 from fedquit.data.federated import FederatedData
-from fedquit.errors import InputError, RequestError, StoreError
-from fedquit.flower import server, wire
+from fedquit.errors import RequestError, StoreError
+from fedquit.flower import intake, wire
 from fedquit.flower.client import ClientData, erasable
 from fedquit.flower.grid_engine import NodesMissing
+from fedquit.flower.intake import MOST_REQUESTS
 from fedquit.flower.outbox import Inbox
-from fedquit.flower.server import MOST_REQUESTS, Outcome
+from fedquit.flower.server import ServerResult
 from fedquit.methods.not_ import NoT
 from fedquit.models import FunctionalModel
 from fedquit.running.store import load_params
@@ -61,7 +62,7 @@ def files_once(setup: Setup, client: ClientId, **what: Any) -> Callable[[ClientI
     return act
 
 
-def seen(outcome: Outcome) -> list[tuple[ClientId, str, str, bool]]:
+def seen(outcome: ServerResult) -> list[tuple[ClientId, str, str, bool]]:
     return [(e.client, e.status, e.method, e.fallback) for e in outcome.erasures]
 
 
@@ -587,13 +588,13 @@ def test_clients_that_went_without_a_word_keep_nobody_from_being_forgotten(make:
     assert seen(setup.serve(config)) == [(1, "done", "retrain", False)]
 
 
-def fails_to_forget(setup: Setup, client: ClientId, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def fails_to_forget(setup: Setup, client: ClientId, monkeypatch: pytest.MonkeyPatch) -> ServerResult:
     """A client asks to be forgotten and goes silent, and the fallback breaks too."""
     setup.outbox(client).file()
     setup.node_of(client).spoil = gone
 
     def breaks(*_: object) -> None:
-        raise InputError("it cannot.")
+        raise RequestError("it cannot.")
 
     with monkeypatch.context() as patch:
         patch.setattr(NoT, "unlearn", breaks)
@@ -682,7 +683,7 @@ def test_who_asks_without_end_does_not_keep_the_server_from_ending(make: MakeWor
 def test_who_stays_and_asks_for_samples_without_end_keeps_nobody_from_training_or_ending(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOST_BETWEEN_ROUNDS", 2)
+    monkeypatch.setattr(intake, "MOST_BETWEEN_ROUNDS", 2)
     setup = make()
     config = setup.config(method={"name": "not"})
     setup.node_of(1).spoil = asks_for_more("samples", 1)
@@ -696,7 +697,7 @@ def test_who_stays_and_asks_for_samples_without_end_keeps_nobody_from_training_o
 def test_the_last_client_that_asks_without_end_does_not_keep_the_server_from_ending(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOST_BETWEEN_ROUNDS", 3)
+    monkeypatch.setattr(intake, "MOST_BETWEEN_ROUNDS", 3)
     setup = make()
     config = setup.config(min_nodes=1)
     for client in (1, 2, 3, 4):
@@ -871,7 +872,7 @@ def armed(monkeypatch: pytest.MonkeyPatch, point: int, moment: str, writes: list
 
 
 def killed_everywhere(make: MakeWorld, monkeypatch: pytest.MonkeyPatch, every: int = 1, **settings: Any) -> list[Path]:
-    def lived(name: str, point: int, moment: str) -> tuple[Setup, Outcome, list[Path]]:
+    def lived(name: str, point: int, moment: str) -> tuple[Setup, ServerResult, list[Path]]:
         """One round, then a request, then another round: what was stopped is started again."""
         setup = make(name)
         writes = list[Path]()

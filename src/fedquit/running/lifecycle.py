@@ -427,18 +427,20 @@ def recovery_is_over(rounds: int, most: int, accuracy: float | None, target: flo
 # What is erased once a request has been served.
 
 
-def names_to_erase(life: Life) -> Callable[[str], bool]:
-    """Which keys of the server's memory lie under the name of a client whose request is over.
+def names_to_erase(clients: Iterable[ClientId], *, with_marks: bool) -> Callable[[str], bool]:
+    """Which keys of the server's memory lie under the names of these clients, whichever method wrote them.
 
-    Of a client that gave up samples too: what was computed with them would bring them back. A whole client that was
-    forgotten leaves nothing at all, so that it begins with nothing if it is enrolled anew. Of one that stays, or that
-    could not be forgotten, a method's marks (their keys end with "/") remain: they say that something is missing.
+    Args:
+        clients: whose request is over. Of a client that gave up samples too: what was computed with them would bring
+            them back.
+        with_marks: whether also a method's marks, whose keys end with "/": they say that something of a client is
+            missing. A whole client that was forgotten leaves nothing at all, so that it begins with nothing if it is
+            enrolled anew; of one that stays, or that could not be forgotten, the marks remain.
     """
-    clients = clients_to_erase(life)
-    with_marks = not life.requested.samples and not life.gave_up
+    numbers = tuple(clients)
 
     def is_erased(key: str) -> bool:
-        return is_of(key.removesuffix("/") if with_marks else key, clients)
+        return is_of(key.removesuffix("/") if with_marks else key, numbers)
 
     return is_erased
 
@@ -481,6 +483,6 @@ def erase(
     if not clients:
         return
     method.forget(shelf, clients)
-    delete(names_to_erase(life))
+    delete(names_to_erase(clients, with_marks=not life.requested.samples and not life.gave_up))
     if delete_at_home:
         delete_at_home(homes_to_erase(clients))
