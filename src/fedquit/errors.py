@@ -6,6 +6,7 @@ FedquitError                 the command line prints its one sentence and exits 
 │   └── NoExamplesError      a mean over clients of which none has an example
 ├── UnknownNameError         a method, teacher, key, … that does not exist; names the nearest one that does
 ├── RequestError             an erasure request that cannot be served as it stands
+│   └── AbsentClientError    a method asks a client that takes no part: the method's fault, not the request's
 ├── NonFiniteError           NaN or infinity where weights or logits should be
 ├── UnreachableError         clients that must answer and did not
 └── StoreError               a checkpoint, run folder or disk that cannot be read or written
@@ -34,6 +35,10 @@ class UnknownNameError(FedquitError, ValueError):
 
 class RequestError(FedquitError, ValueError):
     """An erasure request that cannot be served as it stands."""
+
+
+class AbsentClientError(RequestError):
+    """A method asks a client that takes no part."""
 
 
 class NonFiniteError(FedquitError, ArithmeticError):

@@ -10,6 +10,7 @@ what its owner has asked for, lies in files in the client's *home*.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -138,7 +139,7 @@ class _Client:
         question = wire.question_from_records(message.content)
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
-            settled = _settle(outbox, question.verdicts)
+            settled = _settle(outbox, question.verdicts, self.home / "memory")
             mine = self._examples(outbox, question)
             reply = self._work(question, mine)
             return wire.answer_to_records(wire.Answer(reply, self._pending(outbox), settled), question)
@@ -159,7 +160,8 @@ class _Client:
         words = wire.words_from_records(message.content)
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
-            settled = _settle(outbox, {str(k): str(v) for k, v in dict(words.get("verdicts", {})).items()})
+            verdicts = {str(k): str(v) for k, v in dict(words.get("verdicts", {})).items()}
+            settled = _settle(outbox, verdicts, self.home / "memory")
             pending = self._pending(outbox)
             partition = self.context.node_config.get("partition-id")
             return wire.words_to_records(
@@ -250,9 +252,13 @@ def _unusable(positions: tuple[int, ...], present: Tensor) -> str:
     return ""
 
 
-def _settle(outbox: Outbox, verdicts: Mapping[str, str]) -> tuple[str, ...]:
-    known = {e.id for e in outbox.entries()}
+def _settle(outbox: Outbox, verdicts: Mapping[str, str], memory: Path) -> tuple[str, ...]:
+    """Write down what became of requests. What was remembered before a request was served is deleted with it."""
+    statuses = {e.id: e.status for e in outbox.entries()}
     for request, verdict in verdicts.items():
-        if request in known:
-            outbox.settle(request, verdict)
+        if request not in statuses:
+            continue
+        if verdict == "served" and statuses[request] != "served" and memory.exists():
+            shutil.rmtree(memory)
+        outbox.settle(request, verdict)
     return tuple(verdicts)

@@ -42,7 +42,15 @@ from fedquit.core import (
 from fedquit.core.fedavg import fedavg
 from fedquit.core.method import Method, is_of
 from fedquit.core.params import require_finite, require_same_shapes
-from fedquit.errors import FedquitError, InputError, NoExamplesError, NonFiniteError, RequestError, UnreachableError
+from fedquit.errors import (
+    AbsentClientError,
+    FedquitError,
+    InputError,
+    NoExamplesError,
+    NonFiniteError,
+    RequestError,
+    UnreachableError,
+)
 from fedquit.running.membership import Membership
 
 Kind = Literal["train", "join", "unlearn", "recover", "erase"]
@@ -82,10 +90,11 @@ FALLBACK_REASONS: tuple[type[FedquitError], ...] = (
 def is_reason_to_fall_back(error: Exception) -> bool:
     """Whether an error during the unlearning means that this method cannot serve this request.
 
-    Only the conditions in `FALLBACK_REASONS` do. Everything else (`TypeError`, `AssertionError`, `InputError`, a disk
-    that cannot be written, …) is an error in the code, the configuration or the machine, and must reach the operator.
+    Only the conditions in `FALLBACK_REASONS` do. Everything else (`TypeError`, `AssertionError`, `InputError`, a client
+    asked that takes no part, a disk that cannot be written, …) is an error in the code, the configuration or the
+    machine, and must reach the operator.
     """
-    return isinstance(error, FALLBACK_REASONS)
+    return isinstance(error, FALLBACK_REASONS) and not isinstance(error, AbsentClientError)
 
 
 @dataclass(frozen=True)
