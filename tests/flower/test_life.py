@@ -21,13 +21,14 @@ from flwr.clientapp import ClientApp
 
 from fedquit.core import ClientId, Params
 from fedquit.data.federated import FederatedData
-from fedquit.errors import RequestError, StoreError
+from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.flower import intake, wire
 from fedquit.flower.client import ClientData, erasable
 from fedquit.flower.grid_engine import NodesMissing
 from fedquit.flower.intake import MOST_REQUESTS
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.server import ServerResult
+from fedquit.methods import METHODS
 from fedquit.methods.not_ import NoT
 from fedquit.models import FunctionalModel
 from fedquit.running.store import load_params
@@ -944,3 +945,68 @@ def test_killed_at_every_write_of_every_kind_of_method(
     method: dict[str, Any], few: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed_everywhere(few, monkeypatch, method=method)
+
+
+@pytest.mark.parametrize("error", [TypeError("one argument too many"), AssertionError("never"), InputError("shapes")])
+@pytest.mark.parametrize("broken", ["fedquit", "not"])
+def test_an_error_in_the_code_stops_the_server_and_is_no_reason_to_fall_back(
+    broken: str, error: Exception, make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = make()
+    config = setup.config(deadline=60.0)
+    setup.serve(config)
+    setup.outbox(1).file()
+    if broken == "not":  # the fallback, which a client that goes silent leads to
+        setup.node_of(1).spoil = gone
+
+    def breaks(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(METHODS[broken], "unlearn", breaks)
+        with pytest.raises(type(error)):
+            setup.serve(config)
+        ledger = json.loads((setup.folder / "state" / "ledger.json").read_text())
+        assert [e["status"] for e in ledger["entries"]] == ["started"], "the request waits for the error to be mended"
+        assert ledger["phase"]["kind"] == "unlearn"
+    setup.node_of(1).spoil = lambda reply: [reply]
+    assert seen(setup.serve(config)) == [(1, "done", broken, broken == "not")]
+
+
+def test_a_client_deletes_what_it_remembers_once_its_request_was_served(make: MakeWorld) -> None:
+    setup = make()
+    config = setup.config(method={"name": "pga", "epochs": 1.0})
+    setup.serve(config)
+    assert list((setup.home(1) / "memory").rglob("*.safetensors"))
+    setup.outbox(1).file()
+    setup.serve(config)
+    assert not list((setup.home(1) / "memory").rglob("*.safetensors"))
+    assert list((setup.home(2) / "memory").rglob("*.safetensors"))
+
+
+def test_a_ledger_of_a_version_without_a_phase_for_erasing_goes_on(make: MakeWorld) -> None:
+    setup, plain = make(), make("plain")
+    for w in (setup, plain):
+        w.serve(w.config(method={"name": "fukd", "epochs": 1.0}))
+        w.outbox(1).file()
+    state = setup.folder / "state"
+
+    def stopped(path: Path, content: bytes) -> None:
+        write(path, content)
+        if path.name == "ledger.json" and json.loads(content)["phase"]["kind"] == "erase":
+            raise Killed
+
+    write = files.write_atomic
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "write_atomic", stopped)
+        with pytest.raises(Killed):
+            setup.serve(setup.config(method={"name": "fukd", "epochs": 1.0}))
+    ledger = json.loads((state / "ledger.json").read_text())
+    assert ledger["phase"]["serving"] == ["r0001"]
+    assert kept_of(setup, 1)
+    ledger["phase"] |= {"kind": "train", "serving": [], "began": 0.0}  # as it was written before
+    (state / "ledger.json").write_text(json.dumps(ledger))
+    both = [w.serve(w.config(method={"name": "fukd", "epochs": 1.0})) for w in (setup, plain)]
+    assert seen(both[0]) == seen(both[1]) == [(1, "done", "fukd", False)]
+    assert same(both[0].params, both[1].params)
+    assert kept_of(setup, 1) == []
