@@ -29,6 +29,7 @@ from fedquit.errors import (
     UnreachableError,
 )
 from fedquit.methods import METHODS
+from fedquit.methods.baselines import Natural
 from fedquit.methods.fukd import FUKD
 from fedquit.running import lifecycle
 from fedquit.running.lifecycle import STEPS, Kind, Life, Phase, TransitionError, UnusableModelError
@@ -270,13 +271,13 @@ def test_fukd_subtracts_from_a_client_that_came_back_only_what_it_contributed_si
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shelves = spied(monkeypatch, FUKD)
-    shares: list[dict[str, Params]] = []  # of client 1, in each round of training
+    shares: list[Params] = []  # of client 1, in each round of training
     after_round = FUKD.after_round
 
     def spy(self: FUKD, memory: Memory, round: int, examples: dict[ClientId, int]) -> None:
         total = sum(examples.values())
         if 1 in examples:
-            shares.append({n: p / total for n, p in memory["round/1"].items()})  # type: ignore[misc]
+            shares.append({n: p / total for n, p in memory["round/1"].items()})
         after_round(self, memory, round, examples)
 
     monkeypatch.setattr(FUKD, "after_round", spy)
@@ -284,7 +285,7 @@ def test_fukd_subtracts_from_a_client_that_came_back_only_what_it_contributed_si
     assert len(shares) == 3 + 2, "three rounds of training, two after it had joined anew"
     for memory, own in zip(shelves, (shares[:3], shares[3:]), strict=True):
         for name, tensor in memory["sum/1"].items():
-            expected = sum((share[name] for share in own), torch.zeros_like(tensor))  # type: ignore[arg-type]
+            expected = torch.stack([share[name] for share in own]).sum(0)
             torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-12)
 
 
@@ -341,7 +342,7 @@ def test_federaser_replays_the_rounds_after_a_join_too(tmp_path: Path) -> None:
 
 def test_recovery_never_reaches_the_forgotten_data(tmp_path: Path) -> None:
     @dataclasses.dataclass(frozen=True)
-    class Greedy(METHODS["natural"]):  # type: ignore[misc]
+    class Greedy(Natural):
         split: str = "all"
 
         def recover(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
@@ -409,3 +410,36 @@ def test_the_same_steps_again_lead_to_the_same_model_without_any_work(tmp_path: 
     assert len(replies) == count, "everything was on disk"
     assert fingerprint(second.state.params) == fingerprint(first.state.params)
     assert second.life == first.life
+
+
+@dataclasses.dataclass(frozen=True)
+class Picky(Natural):
+    """Forgets whole clients, one at a time."""
+
+    def check(self, request: Request) -> None:
+        if request.samples or len(request.clients) > 1:
+            raise RequestError("one whole client at a time.")
+
+
+@pytest.mark.parametrize(
+    ("method", "waiting", "together", "chosen", "fallback"),
+    [
+        (Natural(), Request((3, 1)), True, (1, 3), False),
+        (Natural(), Request((3, 1)), False, (3,), False),
+        (Picky(), Request((3, 1)), True, (3,), False),
+        (Picky(), Request((3, 1), samples=True), True, (1, 3), True),
+        (Picky(), Request((3, 1), samples=True), False, (3,), True),
+        (Natural(), Request((3, 0, 1, 2)), True, (3,), False),  # nobody would be left
+    ],
+)
+def test_who_is_served_next_and_by_which_method(
+    method: Method, waiting: Request, together: bool, chosen: tuple[int, ...], fallback: bool
+) -> None:
+    turn = lifecycle.next_turn(waiting, FOUR, method, together=together)
+    assert (turn.request.clients, turn.fallback) == (chosen, fallback)
+    assert bool(turn.reason) is fallback
+
+
+def test_the_last_member_cannot_be_served() -> None:
+    with pytest.raises(RequestError, match="drop the model instead"):
+        lifecycle.next_turn(Request((3,)), Membership((3,)), Natural(), together=True)

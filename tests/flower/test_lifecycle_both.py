@@ -35,6 +35,7 @@ from fedquit.data.federated import FederatedData
 from fedquit.flower.ledger import Ledger
 from fedquit.flower.roster import Roster
 from fedquit.flower.server import ServerResult
+from fedquit.running.lifecycle import next_turn
 from fedquit.running.session import Progress
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.simulation import Simulation
@@ -52,10 +53,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "pga": {"epochs": 1.0, "batch_size": 8, "weighted": True},  # a client keeps its last model at home
     "federaser": {},  # the server keeps a history, and replays as many rounds as there were
     "seam_methods:CountTwice": {},  # a client builds on what it kept at home, for samples too
-    "fedosd": {"unlearning_rounds": 1, "recovery": "projected", "several": True},  # a recovery of its own
+    "fedosd": {"unlearning_rounds": 1, "recovery": "projected"},  # one client at a time, a recovery of its own
 }
 COMPARED_COSTS = ("down_bytes", "up_bytes", "participations", "client_epochs", "server_epochs", "server_storage_bytes")
-SEARCHING = not settings.default.derandomize  # with `--hypothesis-profile=search`
+SEARCHING = not settings().derandomize  # with `--hypothesis-profile=search`
 
 
 class Killed(BaseException):
@@ -146,11 +147,9 @@ class Both:
             self.world.outbox(client).file(positions=places)
             marked[client] = self.data.train[client][places]
             self.places_forgotten[client] += 2
-        if whole:
-            self._simulate(partial(self._forget, request=Request(tuple(sorted(whole))), samples=None), kill)
-        if samples:
-            request = Request(tuple(sorted(samples)), samples=True)
-            self._simulate(partial(self._forget, request=request, samples=marked), kill)
+        for request in (Request(tuple(sorted(whole))), Request(tuple(sorted(samples)), samples=True)):
+            if request.clients:
+                self._simulate(partial(self._forget, waiting=request, samples=marked), kill)
         if self.rounds:  # before the first round the server has nothing to do: it hears of them when it begins
             self._serve(kill)
             self.compare()
@@ -183,10 +182,18 @@ class Both:
             for done in self.steps:
                 done(self.simulation)
 
-    def _forget(
-        self, simulation: Simulation, request: Request, samples: Mapping[ClientId, torch.Tensor] | None
-    ) -> None:
-        marked = simulation.data.mark(request, samples)
+    def _forget(self, simulation: Simulation, waiting: Request, samples: Mapping[ClientId, torch.Tensor]) -> None:
+        while waiting.clients:
+            members = simulation.life.membership
+            request = next_turn(waiting, members, self.setup.method, together=True).request
+            if simulation.state.clock == 0:
+                request = waiting
+            marks = {c: samples[c] for c in request.clients} if request.samples else None
+            self._serve_in_simulator(simulation, request, simulation.data.mark(request, marks))
+            left = tuple(c for c in waiting.clients if c not in request.clients)
+            waiting = dataclasses.replace(waiting, clients=left)
+
+    def _serve_in_simulator(self, simulation: Simulation, request: Request, marked: FederatedData) -> None:
         if simulation.state.clock == 0:
             simulation.leave_untrained(request, marked)
             return

@@ -8,35 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedquit.core import ClientId, Request
 from fedquit.core.method import Method
 from fedquit.errors import RequestError
 from fedquit.flower.config import ServerConfig
-from fedquit.flower.ledger import Erasure, Ledger, request_of
+from fedquit.flower.ledger import Erasure, Ledger
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.roster import Roster
 from fedquit.flower.wire import MOST_PENDING, Pending
+from fedquit.running.lifecycle import Turn, next_turn
 from fedquit.running.membership import Membership
 
 MOST_REQUESTS = 64  # of a client that takes no part, of each kind
 MOST_BETWEEN_ROUNDS = MOST_PENDING  # requests of a client, of each kind, between two rounds of training
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Requests that are served next, as one."""
-
-    entries: tuple[Erasure, ...]
-    fallback: bool = False
-    reason: str = ""  # why the fallback serves them
-
-    @property
-    def request(self) -> Request:
-        """All of them as one request."""
-        return request_of(self.entries)
 
 
 class Intake:
@@ -91,38 +77,28 @@ class Intake:
                 self._take_of_excluded(entry)
         return bool(self._ledger.waiting)
 
-    def next_turn(self, membership: Membership, method: Method) -> Turn | None:
-        """Choose what is served next: whole clients first; together, where that is wanted and the method allows it.
+    def next_turn(self, membership: Membership, method: Method) -> tuple[Turn, tuple[str, ...]] | None:
+        """Choose what is served next, of each client one request; whole clients come first.
 
         Args:
             membership: who may ask.
             method: the federation's own.
 
         Returns:
-            The requests, or None where the first of them cannot be served at all and has failed.
+            The turn and the names of its requests, or None where the first cannot be served at all and has failed.
         """
         whole = [e for e in self._ledger.waiting if e.kind == "client"]
         first_of_each: dict[ClientId, Erasure] = {}
         for entry in whole or self._ledger.waiting:
             first_of_each.setdefault(entry.client, entry)
-        candidates = tuple(first_of_each.values())
-        alone = candidates[:1]
-        reason = ""
-        for entries in (candidates, alone) if self._config.together else (alone,):
-            request = request_of(entries)
-            try:
-                membership.check(request)
-                method.check(request)
-            except RequestError as error:
-                reason = str(error)
-            else:
-                return Turn(entries)
+        waiting = Request(tuple(first_of_each), samples=not whole)
         try:
-            membership.check(request_of(alone))
+            turn = next_turn(waiting, membership, method, together=self._config.together)
         except RequestError as error:
-            self.fail(alone, str(error))
+            self.fail([first_of_each[waiting.clients[0]]], str(error))
             return None
-        return Turn(alone, fallback=True, reason=reason)
+        chosen = [entry.id for client, entry in first_of_each.items() if client in turn.request.clients]
+        return turn, tuple(chosen)
 
     def fail(self, entries: Sequence[Erasure], reason: str) -> None:
         """Write down that requests cannot be served."""

@@ -15,14 +15,14 @@ from fedquit.errors import FedquitError, NoExamplesError, UnreachableError
 from fedquit.flower.client import ClientData
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.grid_engine import PATIENCE, Clock, GridEngine, Nodes, TooFewReplies
-from fedquit.flower.intake import Intake, Turn
+from fedquit.flower.intake import Intake
 from fedquit.flower.ledger import Erasure, Ledger
 from fedquit.flower.roster import Roster
 from fedquit.flower.state_folder import PhaseMemory, StateFolder
 from fedquit.flower.wire import Serving
 from fedquit.running import lifecycle
 from fedquit.running.costs import Metered
-from fedquit.running.lifecycle import Hooks, Life
+from fedquit.running.lifecycle import Hooks, Life, Turn
 from fedquit.running.session import Progress, Session, advance, place_of
 from fedquit.running.store import Journal, StateFile
 
@@ -149,9 +149,9 @@ class Phases:
         if not lifecycle.has_been_trained(state):
             self._leave_untrained()
             return
-        turn = self._intake.next_turn(self.life.membership, self._method)
-        if turn:
-            self._start(turn, state)
+        chosen = self._intake.next_turn(self.life.membership, self._method)
+        if chosen:
+            self._start(*chosen, state)
 
     def _leave_untrained(self) -> None:
         """Before the first round the model has seen nobody's data: who asks to leave need only be left out."""
@@ -164,8 +164,7 @@ class Phases:
         self._ledger.change([e.id for e in waiting], lambda e: e.now("done", reason="nothing had been trained yet"))
         self._ledger.save()
 
-    def _start(self, turn: Turn, state: State) -> None:
-        names = tuple(e.id for e in turn.entries)
+    def _start(self, turn: Turn, names: tuple[str, ...], state: State) -> None:
         start = lifecycle.entered("unlearn", state)
         self._folder.before.save(start, 0.0)
         measured = self._measured("before", start)

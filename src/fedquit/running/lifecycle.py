@@ -276,6 +276,47 @@ def has_been_trained(state: State) -> bool:
     return state.clock > 0
 
 
+@dataclass(frozen=True)
+class Turn:
+    """The request that is served next."""
+
+    request: Request
+    fallback: bool = False
+    reason: str = ""  # why the fallback serves it
+
+
+def next_turn(waiting: Request, membership: Membership, method: Method, *, together: bool) -> Turn:
+    """Choose which of the clients that ask for the same thing are served next, and by which method.
+
+    All of them together where that is wanted and the method allows it; else the first alone, by the method; else, where
+    the method defines neither, the fallback serves as many as the method would have been asked to.
+
+    Args:
+        waiting: all clients that ask, the first one first: as a whole, or for samples.
+        membership: who may ask.
+        method: the federation's own.
+        together: whether several may be served as one request.
+
+    Raises:
+        RequestError: nothing can serve the first of them.
+    """
+    alone = dataclasses.replace(waiting, clients=waiting.clients[:1])
+    all_of_them = dataclasses.replace(waiting, clients=tuple(sorted(waiting.clients)))
+    choices = [all_of_them, alone] if together else [alone]
+    allowed = [request for request in choices if membership.allows(request)]
+    if not allowed:
+        membership.check(alone)
+    reason = ""
+    for request in allowed:
+        try:
+            method.check(request)
+        except RequestError as error:
+            reason = str(error)
+        else:
+            return Turn(request)
+    return Turn(allowed[0], fallback=True, reason=reason)
+
+
 # The rounds of each phase.
 
 

@@ -26,6 +26,14 @@ class Membership:
             )
         request.check(self.active)
 
+    def allows(self, request: Request) -> bool:
+        """Whether `check` has nothing against the request."""
+        try:
+            self.check(request)
+        except RequestError:
+            return False
+        return True
+
     def serve(self, request: Request) -> Membership:
         """After a request: whole clients leave for good; clients that gave up samples stay."""
         self.check(request)

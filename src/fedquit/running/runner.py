@@ -110,7 +110,7 @@ def evaluation_of(setup: Setup) -> Evaluation:
 def _claim(out: Path, setup: Setup) -> None:
     """A folder belongs to one recipe, with one setup: going on with another would mix two runs."""
     path = out / "recipe.json"
-    mine = {"recipe": _claimed(setup), "data and network": setup.fingerprint()}
+    mine: dict[str, Any] = {"recipe": _claimed(setup), "data and network": setup.fingerprint()}
     if len(setup.recipe.request) > 1:
         mine["events"] = EVENTS_SCHEMA
     if not path.exists():
