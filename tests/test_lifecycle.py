@@ -232,8 +232,8 @@ def test_in_the_simulator_an_error_in_the_code_is_never_taken_for_a_refusal(numb
     simulation.train(1)
     request = Request((1,))
     if error in REASONS:
-        served = simulation.unlearn(request, simulation.data.mark(request))
-        assert isinstance(served.method, METHODS["natural"])
+        unlearned = simulation.unlearn(request, simulation.data.mark(request))
+        assert isinstance(unlearned.method, METHODS["natural"])
         return
     with pytest.raises(type(error)):
         simulation.unlearn(request, simulation.data.mark(request))
@@ -295,10 +295,10 @@ def test_who_comes_back_finds_nothing_under_its_name_in_any_memory(name: str, tm
     simulation = Simulation(setup, tmp_path)
     simulation.train(2)
     request = Request((1,))
-    served = simulation.unlearn(request, simulation.data.mark(request))
-    recovery = simulation.recovery(served)
+    unlearned = simulation.unlearn(request, simulation.data.mark(request))
+    recovery = simulation.recovery(unlearned)
     assert of_client(recovery.memories, 1), "until the request is over, the method may look back"
-    simulation.erase(served, next(recovery.rounds), recovery.memories)
+    simulation.erase(unlearned, next(recovery.rounds), recovery.memories)
     assert simulation.memories is not None
     assert of_client(simulation.memories, 1) == []
     assert of_client(simulation.memories, 2)
@@ -376,15 +376,15 @@ def test_what_happens_in_the_wrong_phase_is_refused(tmp_path: Path) -> None:
     simulation = Simulation(setup, tmp_path)
     simulation.train(1)
     request = Request((1,))
-    served = simulation.unlearn(request, simulation.data.mark(request))
+    unlearned = simulation.unlearn(request, simulation.data.mark(request))
     with pytest.raises(TransitionError, match="in phase 'recover-0' cannot train"):
         simulation.train(1)
     with pytest.raises(TransitionError, match="has been trained"):
         simulation.leave_untrained(request, simulation.data)
-    recovery = simulation.recovery(served)
-    simulation.erase(served, next(recovery.rounds), recovery.memories)
+    recovery = simulation.recovery(unlearned)
+    simulation.erase(unlearned, next(recovery.rounds), recovery.memories)
     with pytest.raises(TransitionError, match="in phase 'train-1' has nothing to recover from"):
-        simulation.recovery(served)
+        simulation.recovery(unlearned)
 
 
 def test_the_same_steps_again_lead_to_the_same_model_without_any_work(tmp_path: Path) -> None:
@@ -396,10 +396,10 @@ def test_the_same_steps_again_lead_to_the_same_model_without_any_work(tmp_path: 
         simulation.train(1)
         simulation.train(2)
         request = Request((2,))
-        served = simulation.unlearn(request, simulation.data.mark(request))
-        recovery = simulation.recovery(served)
+        unlearned = simulation.unlearn(request, simulation.data.mark(request))
+        recovery = simulation.recovery(unlearned)
         progress = next(progress for progress in recovery.rounds if progress.state.round == 1)
-        simulation.erase(served, progress, recovery.memories)
+        simulation.erase(unlearned, progress, recovery.memories)
         simulation.join([2], anew=True, rounds=2)
         return simulation
 

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -984,23 +985,57 @@ def test_a_client_deletes_what_it_remembers_once_its_request_was_served(make: Ma
     assert list((setup.home(2) / "memory").rglob("*.safetensors"))
 
 
+@contextlib.contextmanager
+def killed_as_erasing_begins(*, after: bool) -> Iterator[None]:
+    """Stop where the ledger turns to the phase `erase`, before it is written or after."""
+    write = files.write_atomic
+
+    def stopped(path: Path, content: bytes) -> None:
+        due = path.name == "ledger.json" and json.loads(content)["phase"]["kind"] == "erase"
+        if not due or after:
+            write(path, content)
+        if due:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "write_atomic", stopped)
+        yield
+
+
+def test_a_server_killed_after_a_recovery_knows_how_many_samples_are_left(make: MakeWorld) -> None:
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(0).file(positions=[3, 1, 7])
+    with killed_as_erasing_begins(after=False), pytest.raises(Killed):
+        setup.serve(setup.config())
+    assert seen(setup.serve(setup.config())) == [(0, "done", "fedquit", False)]
+    clients = json.loads((setup.folder / "state" / "clients.json").read_text())
+    assert clients[0]["examples"] == 20
+
+
+def test_what_was_kept_of_a_client_that_could_not_be_forgotten_is_deleted_though_the_server_was_killed(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = make()
+    setup.serve(setup.config(method={"name": "federaser"}))
+    assert kept_of(setup, 1)
+    with killed_as_erasing_begins(after=True), pytest.raises(Killed):
+        fails_to_forget(setup, 1, monkeypatch)
+    assert kept_of(setup, 1)
+    after = setup.serve(setup.config())
+    assert [e.status for e in after.erasures] == ["failed"]
+    assert after.erased == {1}
+    assert kept_of(setup, 1) == []
+
+
 def test_a_ledger_of_a_version_without_a_phase_for_erasing_goes_on(make: MakeWorld) -> None:
     setup, plain = make(), make("plain")
     for w in (setup, plain):
         w.serve(w.config(method={"name": "fukd", "epochs": 1.0}))
         w.outbox(1).file()
     state = setup.folder / "state"
-
-    def stopped(path: Path, content: bytes) -> None:
-        write(path, content)
-        if path.name == "ledger.json" and json.loads(content)["phase"]["kind"] == "erase":
-            raise Killed
-
-    write = files.write_atomic
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "write_atomic", stopped)
-        with pytest.raises(Killed):
-            setup.serve(setup.config(method={"name": "fukd", "epochs": 1.0}))
+    with killed_as_erasing_begins(after=True), pytest.raises(Killed):
+        setup.serve(setup.config(method={"name": "fukd", "epochs": 1.0}))
     ledger = json.loads((state / "ledger.json").read_text())
     assert ledger["phase"]["serving"] == ["r0001"]
     assert kept_of(setup, 1)

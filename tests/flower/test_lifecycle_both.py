@@ -197,12 +197,12 @@ class Both:
         if simulation.state.clock == 0:
             simulation.leave_untrained(request, marked)
             return
-        served = simulation.unlearn(request, marked)
-        recovery = simulation.recovery(served)
-        most = RECOVERY_ROUNDS if served.method.recovers else 0
+        unlearned = simulation.unlearn(request, marked)
+        recovery = simulation.recovery(unlearned)
+        most = RECOVERY_ROUNDS if unlearned.method.recovers else 0
         progress: Progress = next(p for p in recovery.rounds if p.state.round >= most)
-        simulation.erase(served, progress, recovery.memories)
-        both = dataclasses.asdict(served.unlearned.costs), dataclasses.asdict(progress.costs)
+        simulation.erase(unlearned, progress, recovery.memories)
+        both = dataclasses.asdict(unlearned.progress.costs), dataclasses.asdict(progress.costs)
         self.costs += [compared_costs(*both)] * len(request.clients)  # as the ledger has them: for each client
 
     def _serve(self, kill: Kill | None) -> None:

@@ -242,7 +242,9 @@ class Nodes:
         numbers = {self.here[c]: c for c in clients if c in self.here}
         for node, words in self._asked(list(numbers), dict(numbers)):
             try:
-                self.hear(numbers[node], *wire.beside_from_words(words))
+                beside = wire.beside_from_words(words)
+                self.roster.note({numbers[node]: wire.examples_from_words(words)})
+                self.hear(numbers[node], *beside)
             except wire.Refused as error:
                 self.post.say(f"{self.roster[numbers[node]].title}: {error}")
 

@@ -33,7 +33,7 @@ from fedquit.running.recipe import EventRecipe, Recipe
 from fedquit.running.rows import Recovery, Row, RowMaker, mean_curve, mean_row
 from fedquit.running.session import Event, Progress
 from fedquit.running.setup import Setup, build_setup
-from fedquit.running.simulation import Served, Simulation, joined
+from fedquit.running.simulation import Simulation, UnlearnedRequest, joined
 from fedquit.running.store import locked, save_params
 from fedquit.running.training_cache import Attached, Reporter, Silent, train
 from fedquit.utils.files import append_line, read_json, write_json
@@ -232,25 +232,25 @@ class _RecipeRun:
         if retrained:
             yield row("retrain", "retrained", retrained) | evaluation.against(before, retrained.state.params, None)
 
-        served = self.simulation.unlearn(request, data)
-        unlearned = served.unlearned.state.params
-        price = {"price_of_forgetting": evaluation.price_of_forgetting(before, unlearned)}
-        against = evaluation.against(before, unlearned, reference)
-        yield row(self.method_name, "unlearned", served.unlearned) | price | against
+        unlearned = self.simulation.unlearn(request, data)
+        params = unlearned.progress.state.params
+        price = {"price_of_forgetting": evaluation.price_of_forgetting(before, params)}
+        against = evaluation.against(before, params, reference)
+        yield row(self.method_name, "unlearned", unlearned.progress) | price | against
 
-        recoveries = self._recover(served, evaluation, reference)
+        recoveries = self._recover(unlearned, evaluation, reference)
         rows = []
         for recovery in recoveries:
             against = evaluation.against(before, recovery.state.params, reference)
             rows.append(row(self.method_name, "recovered", recovery.progress) | against)
-        model = served.folder / "model.safetensors"
+        model = unlearned.folder / "model.safetensors"
         if not model.exists():
             save_params(model, recoveries[0].state.params)
         relearned = self._relearned(evaluation, original, recoveries[0].state, reference) if reference else {}
         yield mean_row(rows) | {"curve": mean_curve([r.curve for r in recoveries])} | relearned
         if retrained:
-            yield from self._at_budgets(served, row, retrained)
-        self.simulation.erase(served, recoveries[0].progress, recoveries[0].kept)
+            yield from self._at_budgets(unlearned, row, retrained)
+        self.simulation.erase(unlearned, recoveries[0].progress, recoveries[0].kept)
 
     def _retrained(self, data: FederatedData) -> Progress | None:
         """Retrain on what remains, where the recipe wants it."""
@@ -259,7 +259,7 @@ class _RecipeRun:
         title = "Retrain: from scratch, without them"
         return train(self.setup, data, self.cache, reporter=self.reporter, title=title).progress
 
-    def _recover(self, served: Served, evaluation: Evaluation, reference: Params | None) -> list[Recovery]:
+    def _recover(self, unlearned: UnlearnedRequest, evaluation: Evaluation, reference: Params | None) -> list[Recovery]:
         """Ordinary training without the forgotten data, until the test accuracy reaches Retrain's or rounds are up.
 
         The paper compares the test accuracy "averaged over three runs": then three recoveries go on in step, with
@@ -270,8 +270,8 @@ class _RecipeRun:
         target = None if spec.until == "rounds" else self._target(evaluation, reference)
         recoveries = []
         for i in range(3 if spec.until == "retrained-mean-of-3" else 1):
-            run = self.simulation.recovery(served, f"recovery-{i}", f"recovered-{i}", i)
-            recoveries.append(Recovery(run.rounds, evaluation, served.folder / f"curve-{i}.json", run.memories))
+            run = self.simulation.recovery(unlearned, f"recovery-{i}", f"recovered-{i}", i)
+            recoveries.append(Recovery(run.rounds, evaluation, unlearned.folder / f"curve-{i}.json", run.memories))
         self.reporter.phase("Recovery: ordinary training goes on", most, recoveries[0].state.round)
         while True:
             behind = min(r.state.round for r in recoveries)
@@ -301,22 +301,22 @@ class _RecipeRun:
         ratio = took.ratio if math.isfinite(took.ratio) else None
         return {"relearn_ratio": ratio, "relearn_bound": took.bound, "relearn_curve": curves[0]}
 
-    def _at_budgets(self, served: Served, row: RowMaker, retrained: Progress) -> Iterator[Row]:
+    def _at_budgets(self, unlearned: UnlearnedRequest, row: RowMaker, retrained: Progress) -> Iterator[Row]:
         """The same recovery, looked at after the last round that each share of Retrain's bytes pays for.
 
         Unlearning counts. Where it has cost more than a share by itself, the row has no rounds and says what was spent.
         """
-        file = served.folder / "budgets.json"
+        file = unlearned.folder / "budgets.json"
         rows: list[Row] = read_json(file) if file.exists() else []
         yield from rows
         budgets = sorted(self.recipe.recover.budgets)[len(rows) :]
         if not budgets:
             return
-        rounds = self.simulation.recovery(served, "budgets", "budgets").rounds
+        rounds = self.simulation.recovery(unlearned, "budgets", "budgets").rounds
         progress = next(rounds)
         self.reporter.phase("Recovery: on to fixed budgets", None, progress.state.round)
         whole = retrained.costs.bytes
-        unlearning = served.unlearned.costs.bytes
+        unlearning = unlearned.progress.costs.bytes
         for budget in budgets:
             while unlearning + progress.costs.bytes + _a_round(progress, retrained) <= budget * whole + 1e-6:
                 progress = next(rounds)

@@ -28,8 +28,8 @@ from fedquit.running.training_cache import Federated, Reporter, Silent, driven
 
 
 @dataclass(frozen=True)
-class Served:
-    """A request that is being served, and all that its recovery needs."""
+class UnlearnedRequest:
+    """A request whose unlearning is over, and all that its recovery needs."""
 
     request: Request
     folder: Path
@@ -37,7 +37,7 @@ class Served:
     trained: Trained  # what the request found
     memories: Memories  # as the unlearning left them
     method: Method  # that serves it: the recipe's own, or the fallback
-    unlearned: Progress
+    progress: Progress  # where the unlearning ended
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Simulation:
 
     # A request: unlearn, recover, erase.
 
-    def unlearn(self, request: Request, marked: FederatedData) -> Served:
+    def unlearn(self, request: Request, marked: FederatedData) -> UnlearnedRequest:
         """Serve a request up to the end of its unlearning.
 
         Args:
@@ -162,18 +162,18 @@ class Simulation:
         self._enter(self.life.begin_unlearning(request, rounds=self.state.round))
         try:
             self.setup.method.check(request)
-            served = self._unlearn(self.setup.method, request, marked)
+            unlearned = self._unlearn(self.setup.method, request, marked)
         except FedquitError as error:
             if self.fallback is None or not lifecycle.is_reason_to_fall_back(error):
                 raise
             self.life = self.life.fall_back()
-            served = self._unlearn(self.fallback, request, marked)
-        self._enter(self.life.begin_recovery(), served.unlearned.state)
+            unlearned = self._unlearn(self.fallback, request, marked)
+        self._enter(self.life.begin_recovery(), unlearned.progress.state)
         self.data_before_leaving |= dict.fromkeys(request.clients, self.data)
-        self.data = served.retained
-        return served
+        self.data = unlearned.retained
+        return unlearned
 
-    def _unlearn(self, method: Method, request: Request, marked: FederatedData) -> Served:
+    def _unlearn(self, method: Method, request: Request, marked: FederatedData) -> UnlearnedRequest:
         folder = self._event_folder / "fallback" if self.life.phase.fallback else self._event_folder
         memories = Memories.open(folder / "unlearning", self.memories, self.setup.device)
         examples = {c: len(self.data.view(c, "all")) for c in self.data.clients}
@@ -188,47 +188,47 @@ class Simulation:
 
         file = StateFile(folder / "unlearned.safetensors")
         phase = advance(session, self.life.phase.name, self.state, step, file, rounds, meter)
-        unlearned = driven(phase, self._reporter, f"Unlearning: {self.method_name}", rounds)
-        return Served(request, folder, marked.after(request), trained, memories, method, unlearned)
+        progress = driven(phase, self._reporter, f"Unlearning: {self.method_name}", rounds)
+        return UnlearnedRequest(request, folder, marked.after(request), trained, memories, method, progress)
 
     def recovery(
-        self, served: Served, files: str = "recovery-0", states: str = "recovered-0", run: int = 0
+        self, unlearned: UnlearnedRequest, files: str = "recovery-0", states: str = "recovered-0", run: int = 0
     ) -> RecoveryRun:
         """Ordinary training without the forgotten data, round by round, for as long as the caller wants.
 
         Args:
-            served: what the unlearning led to.
+            unlearned: the request.
             files: the folder, within the request's, for what is remembered.
             states: the name of the file, within the request's folder, for the model.
             run: number of the recovery, where several go on with other random numbers; 0 for the first.
         """
         if self.life.phase.kind != "recover":
             raise TransitionError(f"a federation in phase {self.life.phase.name!r} has nothing to recover from.")
-        memories = Memories.open(served.folder / files, served.memories)
-        trained = dataclasses.replace(served.trained, memory=memories.of(self.method_name))
-        session, meter = self._federation(served.retained, memories)
+        memories = Memories.open(unlearned.folder / files, unlearned.memories)
+        trained = dataclasses.replace(unlearned.trained, memory=memories.of(self.method_name))
+        session, meter = self._federation(unlearned.retained, memories)
         hooks = Hooks.of(self.method_name, self.setup.method, memories.of)
 
         def step(state: State) -> State:
-            return lifecycle.recovery_round(served.method, hooks, meter, state, trained, served.request)
+            return lifecycle.recovery_round(unlearned.method, hooks, meter, state, trained, unlearned.request)
 
         name = self.life.phase.name + (f"-run{run}" if run else "")
-        file = StateFile(served.folder / f"{states}.safetensors")
+        file = StateFile(unlearned.folder / f"{states}.safetensors")
         return RecoveryRun(advance(session, name, self.state, step, file, meter=meter), memories)
 
-    def erase(self, served: Served, progress: Progress, memories: Memories) -> None:
+    def erase(self, unlearned: UnlearnedRequest, progress: Progress, memories: Memories) -> None:
         """End a recovery: nothing lies under the names of the request's clients any more, and training may go on.
 
         What the run's folder and the cache hold of earlier phases stays on disk, out of the methods' reach: an
         experiment can be looked at, and the cache is not this federation's alone.
 
         Args:
-            served: the request.
+            unlearned: the request.
             progress: where its recovery ended.
             memories: as the recovery left them.
         """
         self._enter(self.life.begin_erasing(), progress.state)
-        erased = Memories.open(served.folder / "erased", memories)
+        erased = Memories.open(unlearned.folder / "erased", memories)
         for memory in erased.own:
             memory.move(0)
         shelf = erased.of(self.method_name)
