@@ -37,7 +37,7 @@ def train(setup: Setup, data: FederatedData, cache: Path, request: Request | Non
 def served(setup: Setup, where: Path, request: Request) -> tuple[Session, State, Any]:
     """A session at the beginning of the unlearning phase."""
     original = train(setup, setup.data, where / "cache", request)
-    kept = Memories.open(where / "unlearning", original.kept)
+    kept = Memories.open(where / "unlearning", original.memories)
     data = setup.data.mark(request)
     session = Session(setup.engine(data, kept.clients), setup.recipe.seed, data.clients, memories=kept.own)
     session.enter("unlearn-0", 0)
@@ -114,7 +114,7 @@ def test_a_replaced_task_changes_the_training_of_that_client_alone(tmp_path: Pat
     a = train(plain, plain.data, tmp_path, Request((1,)))
     b = train(changed, changed.data, tmp_path, Request((1,)))
     assert fingerprint(a.progress.state.params) != fingerprint(b.progress.state.params)
-    assert list(b.kept.clients) == ["1/second"]
+    assert list(b.memories.clients) == ["1/second"]
     assert set(b.progress.state.params) == set(a.progress.state.params), "the second head never reaches the server"
     alone = {c: t for c, t in changed.data.train.items() if c != 1}
     without = FederatedData(changed.data.dataset, alone, public=changed.data.public)

@@ -6,11 +6,15 @@ FedquitError                 the command line prints its one sentence and exits 
 │   └── NoExamplesError      a mean over clients of which none has an example
 ├── UnknownNameError         a method, teacher, key, … that does not exist; names the nearest one that does
 ├── RequestError             an erasure request that cannot be served as it stands
+│   └── AbsentClientError    a method asks a client that takes no part: the method's fault, not the request's
 ├── NonFiniteError           NaN or infinity where weights or logits should be
+├── UnreachableError         clients that must answer and did not
 └── StoreError               a checkpoint, run folder or disk that cannot be read or written
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class FedquitError(Exception):
@@ -33,9 +37,21 @@ class RequestError(FedquitError, ValueError):
     """An erasure request that cannot be served as it stands."""
 
 
+class AbsentClientError(RequestError):
+    """A method asks a client that takes no part."""
+
+
 class NonFiniteError(FedquitError, ArithmeticError):
     """NaN or infinity where weights or logits should be."""
 
 
 class StoreError(FedquitError, OSError):
     """A checkpoint, run folder or disk that cannot be read or written."""
+
+
+class UnreachableError(FedquitError):
+    """Clients that must answer did not by their deadline, or gave no answer that can be used."""
+
+    def __init__(self, sentence: str, clients: Sequence[int]) -> None:
+        super().__init__(sentence)
+        self.clients = tuple(clients)

@@ -25,7 +25,7 @@ from fedquit.data.federated import FederatedData
 from fedquit.flower.client import ClientData, erasable
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.outbox import Outbox
-from fedquit.flower.server import Outcome, serve
+from fedquit.flower.server import ServerResult, serve
 from fedquit.flower.transport import Clock
 from fedquit.models import FunctionalModel
 from fedquit.running.recipe import build
@@ -213,7 +213,7 @@ class Setup:
         }
         return build(ServerConfig, {**values, **changes}, "fedquit")
 
-    def serve(self, config: ServerConfig, **more: Any) -> Outcome:
+    def serve(self, config: ServerConfig, **more: Any) -> ServerResult:
         context = Context(1, SUPERLINK, {}, RecordDict(), {})
         public = ClientData(self.data.x[self.data.public], self.data.y[self.data.public], positions=self.data.public)
         options = {"public": public, "clock": self.time.clock, **more}

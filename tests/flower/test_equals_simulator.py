@@ -20,9 +20,9 @@ from fedquit.errors import InputError, RequestError
 from fedquit.flower.config import ServerConfig
 from fedquit.methods import METHODS
 from fedquit.models import FunctionalModel
+from fedquit.running.lifecycle import Hooks
 from fedquit.running.session import Session, advance
 from fedquit.running.store import Memories, StateFile
-from fedquit.running.training_cache import Hooks
 from flower.grid_world import Setup, marks
 
 pytestmark = pytest.mark.flower

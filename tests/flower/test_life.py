@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -22,11 +23,13 @@ from flwr.clientapp import ClientApp
 from fedquit.core import ClientId, Params
 from fedquit.data.federated import FederatedData
 from fedquit.errors import InputError, RequestError, StoreError
-from fedquit.flower import server, wire
+from fedquit.flower import intake, wire
 from fedquit.flower.client import ClientData, erasable
 from fedquit.flower.grid_engine import NodesMissing
+from fedquit.flower.intake import MOST_REQUESTS
 from fedquit.flower.outbox import Inbox
-from fedquit.flower.server import MOST_REQUESTS, Outcome
+from fedquit.flower.server import ServerResult
+from fedquit.methods import METHODS
 from fedquit.methods.not_ import NoT
 from fedquit.models import FunctionalModel
 from fedquit.running.store import load_params
@@ -61,7 +64,7 @@ def files_once(setup: Setup, client: ClientId, **what: Any) -> Callable[[ClientI
     return act
 
 
-def seen(outcome: Outcome) -> list[tuple[ClientId, str, str, bool]]:
+def seen(outcome: ServerResult) -> list[tuple[ClientId, str, str, bool]]:
     return [(e.client, e.status, e.method, e.fallback) for e in outcome.erasures]
 
 
@@ -587,13 +590,13 @@ def test_clients_that_went_without_a_word_keep_nobody_from_being_forgotten(make:
     assert seen(setup.serve(config)) == [(1, "done", "retrain", False)]
 
 
-def fails_to_forget(setup: Setup, client: ClientId, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def fails_to_forget(setup: Setup, client: ClientId, monkeypatch: pytest.MonkeyPatch) -> ServerResult:
     """A client asks to be forgotten and goes silent, and the fallback breaks too."""
     setup.outbox(client).file()
     setup.node_of(client).spoil = gone
 
     def breaks(*_: object) -> None:
-        raise InputError("it cannot.")
+        raise RequestError("it cannot.")
 
     with monkeypatch.context() as patch:
         patch.setattr(NoT, "unlearn", breaks)
@@ -682,7 +685,7 @@ def test_who_asks_without_end_does_not_keep_the_server_from_ending(make: MakeWor
 def test_who_stays_and_asks_for_samples_without_end_keeps_nobody_from_training_or_ending(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOST_BETWEEN_ROUNDS", 2)
+    monkeypatch.setattr(intake, "MOST_BETWEEN_ROUNDS", 2)
     setup = make()
     config = setup.config(method={"name": "not"})
     setup.node_of(1).spoil = asks_for_more("samples", 1)
@@ -696,7 +699,7 @@ def test_who_stays_and_asks_for_samples_without_end_keeps_nobody_from_training_o
 def test_the_last_client_that_asks_without_end_does_not_keep_the_server_from_ending(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOST_BETWEEN_ROUNDS", 3)
+    monkeypatch.setattr(intake, "MOST_BETWEEN_ROUNDS", 3)
     setup = make()
     config = setup.config(min_nodes=1)
     for client in (1, 2, 3, 4):
@@ -871,7 +874,7 @@ def armed(monkeypatch: pytest.MonkeyPatch, point: int, moment: str, writes: list
 
 
 def killed_everywhere(make: MakeWorld, monkeypatch: pytest.MonkeyPatch, every: int = 1, **settings: Any) -> list[Path]:
-    def lived(name: str, point: int, moment: str) -> tuple[Setup, Outcome, list[Path]]:
+    def lived(name: str, point: int, moment: str) -> tuple[Setup, ServerResult, list[Path]]:
         """One round, then a request, then another round: what was stopped is started again."""
         setup = make(name)
         writes = list[Path]()
@@ -943,3 +946,102 @@ def test_killed_at_every_write_of_every_kind_of_method(
     method: dict[str, Any], few: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed_everywhere(few, monkeypatch, method=method)
+
+
+@pytest.mark.parametrize("error", [TypeError("one argument too many"), AssertionError("never"), InputError("shapes")])
+@pytest.mark.parametrize("broken", ["fedquit", "not"])
+def test_an_error_in_the_code_stops_the_server_and_is_no_reason_to_fall_back(
+    broken: str, error: Exception, make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = make()
+    config = setup.config(deadline=60.0)
+    setup.serve(config)
+    setup.outbox(1).file()
+    if broken == "not":  # the fallback, which a client that goes silent leads to
+        setup.node_of(1).spoil = gone
+
+    def breaks(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(METHODS[broken], "unlearn", breaks)
+        with pytest.raises(type(error)):
+            setup.serve(config)
+        ledger = json.loads((setup.folder / "state" / "ledger.json").read_text())
+        assert [e["status"] for e in ledger["entries"]] == ["started"], "the request waits for the error to be mended"
+        assert ledger["phase"]["kind"] == "unlearn"
+    setup.node_of(1).spoil = lambda reply: [reply]
+    assert seen(setup.serve(config)) == [(1, "done", broken, broken == "not")]
+
+
+def test_a_client_deletes_what_it_remembers_once_its_request_was_served(make: MakeWorld) -> None:
+    setup = make()
+    config = setup.config(method={"name": "pga", "epochs": 1.0})
+    setup.serve(config)
+    assert list((setup.home(1) / "memory").rglob("*.safetensors"))
+    setup.outbox(1).file()
+    setup.serve(config)
+    assert not list((setup.home(1) / "memory").rglob("*.safetensors"))
+    assert list((setup.home(2) / "memory").rglob("*.safetensors"))
+
+
+@contextlib.contextmanager
+def killed_as_erasing_begins(*, after: bool) -> Iterator[None]:
+    """Stop where the ledger turns to the phase `erase`, before it is written or after."""
+    write = files.write_atomic
+
+    def stopped(path: Path, content: bytes) -> None:
+        due = path.name == "ledger.json" and json.loads(content)["phase"]["kind"] == "erase"
+        if not due or after:
+            write(path, content)
+        if due:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "write_atomic", stopped)
+        yield
+
+
+def test_a_server_killed_after_a_recovery_knows_how_many_samples_are_left(make: MakeWorld) -> None:
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(0).file(positions=[3, 1, 7])
+    with killed_as_erasing_begins(after=False), pytest.raises(Killed):
+        setup.serve(setup.config())
+    assert seen(setup.serve(setup.config())) == [(0, "done", "fedquit", False)]
+    clients = json.loads((setup.folder / "state" / "clients.json").read_text())
+    assert clients[0]["examples"] == 20
+
+
+def test_what_was_kept_of_a_client_that_could_not_be_forgotten_is_deleted_though_the_server_was_killed(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = make()
+    setup.serve(setup.config(method={"name": "federaser"}))
+    assert kept_of(setup, 1)
+    with killed_as_erasing_begins(after=True), pytest.raises(Killed):
+        fails_to_forget(setup, 1, monkeypatch)
+    assert kept_of(setup, 1)
+    after = setup.serve(setup.config())
+    assert [e.status for e in after.erasures] == ["failed"]
+    assert after.erased == {1}
+    assert kept_of(setup, 1) == []
+
+
+def test_a_ledger_of_a_version_without_a_phase_for_erasing_goes_on(make: MakeWorld) -> None:
+    setup, plain = make(), make("plain")
+    for w in (setup, plain):
+        w.serve(w.config(method={"name": "fukd", "epochs": 1.0}))
+        w.outbox(1).file()
+    state = setup.folder / "state"
+    with killed_as_erasing_begins(after=True), pytest.raises(Killed):
+        setup.serve(setup.config(method={"name": "fukd", "epochs": 1.0}))
+    ledger = json.loads((state / "ledger.json").read_text())
+    assert ledger["phase"]["serving"] == ["r0001"]
+    assert kept_of(setup, 1)
+    ledger["phase"] |= {"kind": "train", "serving": [], "began": 0.0}  # as it was written before
+    (state / "ledger.json").write_text(json.dumps(ledger))
+    both = [w.serve(w.config(method={"name": "fukd", "epochs": 1.0})) for w in (setup, plain)]
+    assert seen(both[0]) == seen(both[1]) == [(1, "done", "fukd", False)]
+    assert same(both[0].params, both[1].params)
+    assert kept_of(setup, 1) == []

@@ -188,7 +188,7 @@ def served(setup: Setup, where: Path, request: Request) -> tuple[Session, State,
     marked = setup.data.mark(request)
     data = marked if method.knows_request else setup.data
     original = train(setup, data, where / "cache", reporter=Silent(), attached={name: method}, request=request)
-    kept = Memories.open(where / "unlearning", original.kept)
+    kept = Memories.open(where / "unlearning", original.memories)
     session = Session(setup.engine(marked, kept.clients), setup.recipe.seed, marked.clients, memories=kept.own)
     session.enter("unlearn-0", 0)
     return session, original.progress.state.fresh(), dataclasses.replace(original.trained, memory=kept.of(name))

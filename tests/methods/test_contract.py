@@ -103,7 +103,7 @@ def staged(name: str, request: Request, where: Path, preset: str = "") -> Stage:
     before = data if setup.method.knows_request else setup.data
     attached = {name: setup.method}
     found = train(setup, before, where / "cache", reporter=Silent(), attached=attached, request=request)
-    kept = Memories.open(where / "unlearning", found.kept)
+    kept = Memories.open(where / "unlearning", found.memories)
     session = Session(setup.engine(data, kept.clients), 0, data.clients, memories=kept.own)
     session.enter("unlearn-0", 0)
     trained = dataclasses.replace(found.trained, memory=kept.of(name))

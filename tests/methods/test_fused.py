@@ -10,7 +10,7 @@ import torch
 from fedquit.core import ClientId, Local, Memory, Params, Reply, Request, State, Trained
 from fedquit.core.fedavg import Learn
 from fedquit.core.params import fingerprint
-from fedquit.errors import InputError
+from fedquit.errors import RequestError
 from fedquit.methods.fused import FUSED, TrainAdapters, adapted, places
 from fedquit.running.costs import Metered
 from fedquit.running.runner import run
@@ -75,7 +75,7 @@ def test_the_weight_tensors_that_moved_most_are_critical() -> None:
 
 
 def test_without_having_seen_the_training_it_cannot_tell_and_says_so() -> None:
-    with pytest.raises(InputError, match="FUSED has not seen the training"):
+    with pytest.raises(RequestError, match="FUSED has not seen the training"):
         FUSED().unlearn(Scripted(), State(net()), trained(net()), LEAVES)
 
 

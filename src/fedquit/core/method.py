@@ -26,20 +26,54 @@ class Method(ABC):
         """Refuse, with a reason, a kind of request that the method does not define."""
 
     def training_task(self, task: Task, client: ClientId, request: Request) -> Task:
-        """What this client does in ordinary training; methods that must prepare for a request replace it."""
+        """The task of a client in ordinary training; methods that must prepare for a request replace it.
+
+        Args:
+            task: the task without this method.
+            client: who will do it.
+            request: that is known in advance; without clients where none is.
+        """
         return task
 
     def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
-        """See a reply of ordinary training pass by, and keep in the server's memory what the method will need."""
+        """Keep in the server's memory what the method will need of a reply of ordinary training.
+
+        Args:
+            memory: the method's part of the server's memory. What belongs to one client lies under a key whose last
+                part, after "/", is the client's number.
+            round: of ordinary training, from 0: the model's clock.
+            start: the global model that the client began with.
+            reply: its answer.
+        """
 
     def after_round(self, memory: Memory, round: int, examples: Mapping[ClientId, int]) -> None:
-        """A round of ordinary training is over: who took part, with how many examples."""
+        """End a round of ordinary training in the method's memory.
+
+        Args:
+            memory: the method's part of the server's memory.
+            round: of ordinary training, from 0.
+            examples: of each client that took part, how many it trained on.
+        """
 
     def forget(self, memory: Memory, clients: Iterable[ClientId]) -> None:
-        """The request of these clients has been served: what lies under their numbers is deleted; mind the rest."""
+        """Prepare for the deletion of what lies under the numbers of these clients: their request is over.
+
+        What a method must know later about clients that stay, for example that something of them is missing, it can
+        keep under a key that ends with "/": it lasts until the client as a whole has been forgotten.
+
+        Args:
+            memory: the method's part of the server's memory.
+            clients: whose request it was.
+        """
 
     def history_bytes(self, training: Training, clients: int, model_bytes: int) -> int:
-        """How much disk the watcher will need, so that a run can be refused before it begins."""
+        """How many bytes the method will keep at the server, so that a run can be refused before it begins.
+
+        Args:
+            training: the ordinary training that it watches.
+            clients: of the federation.
+            model_bytes: of one set of parameters.
+        """
         return 0
 
     @property
@@ -53,10 +87,24 @@ class Method(ABC):
 
     @abstractmethod
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """One round of the unlearning: number `state.round`, from 0."""
+        """One round of the unlearning.
+
+        Args:
+            fed: the way to the clients.
+            state: the model before the round, whose number is `state.round`, from 0.
+            trained: what the request found.
+            request: who is to be forgotten.
+        """
 
     def recover(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
-        """One round of the recovery: ordinary training without the forgotten data."""
+        """One round of the recovery: ordinary training without the forgotten data, unless a method overrides it.
+
+        Args:
+            fed: the way to the clients; it gives out retained data only.
+            state: the model before the round.
+            trained: what the request found.
+            request: who has been forgotten.
+        """
         return fedavg(fed, state, trained.training, request.stay(fed.clients), split="retain")
 
     @property
@@ -72,7 +120,13 @@ def is_of(key: str, clients: Iterable[ClientId]) -> bool:
 
 
 def require_whole_clients(request: Request, method: str, why: str) -> None:
-    """For methods that are not defined for a part of a client's samples."""
+    """Refuse a request for samples.
+
+    Args:
+        request: to be checked.
+        method: the name of the method that refuses it.
+        why: the reason, as a half-sentence.
+    """
     if request.samples:
         raise RequestError(
             f"{method} forgets whole clients: {why}; for samples use fedquit, fedau, mode, fedosd or not."

@@ -9,6 +9,7 @@ its owner's requests are files in the client's *home* directory.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -119,7 +120,7 @@ class _Client:
         question = wire.question_from_records(message.content)
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
-            settled = _settle(outbox, question.verdicts)
+            settled = _settle(outbox, question.verdicts, self.home / "memory")
             splits = ClientSplits(as_data(self.make_data()), outbox)
             reply = self._work(question, splits.examples(question))
             return wire.answer_to_records(wire.Answer(reply, splits.pending(), settled), question)
@@ -140,10 +141,10 @@ class _Client:
     def status(self, message: Message) -> RecordDict:
         """How many examples there are, and which requests are pending."""
         body = wire.body_from_records(message.content)
-        verdicts = dict(body.get("verdicts", {}))
+        verdicts = {str(request): str(verdict) for request, verdict in dict(body.get("verdicts", {})).items()}
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
-            settled = _settle(outbox, {str(request): str(verdict) for request, verdict in verdicts.items()})
+            settled = _settle(outbox, verdicts, self.home / "memory")
             splits = ClientSplits(as_data(self.make_data()), outbox)
             pending = splits.pending()
             partition = self.context.node_config.get("partition-id")
@@ -156,10 +157,16 @@ class _Client:
             )
 
 
-def _settle(outbox: Outbox, verdicts: Mapping[str, str]) -> tuple[str, ...]:
-    """Write the server's verdicts to the outbox; the ids of all of them, which the reply confirms."""
-    known = {entry.id for entry in outbox.entries()}
+def _settle(outbox: Outbox, verdicts: Mapping[str, str], memory: Path) -> tuple[str, ...]:
+    """Write the server's verdicts to the outbox, and delete what methods kept here before a request was served.
+
+    Returns the ids of all of them, which the reply confirms.
+    """
+    statuses = {e.id: e.status for e in outbox.entries()}
     for request, verdict in verdicts.items():
-        if request in known:
-            outbox.settle(request, verdict)
+        if request not in statuses:
+            continue
+        if verdict == "served" and statuses[request] != "served" and memory.exists():
+            shutil.rmtree(memory)
+        outbox.settle(request, verdict)
     return tuple(verdicts)

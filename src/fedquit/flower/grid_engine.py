@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from fedquit.core import SERVER, ClientId, Model, Reply
 from fedquit.engine import Address, Ask, Examples, run_client
 from fedquit.engine.plan import fixed_uniforms
-from fedquit.errors import FedquitError
+from fedquit.errors import FedquitError, UnreachableError
 from fedquit.flower import wire
 from fedquit.flower.client import ClientData
 from fedquit.flower.presence import NodesMissing, Presence
@@ -26,30 +26,13 @@ from fedquit.flower.transport import LONGEST_POLL, PATIENCE, Clock, OutgoingMess
 TRIES = 3  # invalid replies of a client that must answer, before it counts as unreachable
 LAST_TRY = 60.0  # seconds that a client gets at least, also when the server comes back after its deadline
 
-Post = Transport  # the names that `fedquit.flower.server` imports
-Nodes = Presence
-__all__ = [
-    "PATIENCE",
-    "Clock",
-    "GridEngine",
-    "Nodes",
-    "NodesMissing",
-    "Post",
-    "TooFewReplies",
-    "Unreachable",
-]
-
 
 class TooFewReplies(FedquitError):
     """Too few clients answered for a round to be averaged."""
 
 
-class Unreachable(FedquitError):
+class Unreachable(UnreachableError):
     """Clients that leave did not answer before their deadline."""
-
-    def __init__(self, sentence: str, clients: Sequence[ClientId]) -> None:
-        super().__init__(sentence)
-        self.clients = tuple(clients)
 
 
 @dataclass(frozen=True)

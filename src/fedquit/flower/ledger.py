@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's books: every erasure request and what became of it, who has been forgotten, and where the run stands.
+"""The server's ledger: every erasure request and what became of it, who has been forgotten, and where the run stands.
 
 One file, replaced whole: a request's state and the phase that the server is in change together or not at all. A request
 is written here before anything is done about it. It needs no Flower, so that anybody can read it.
@@ -17,7 +17,8 @@ from typing import Any, Literal
 from fedquit.core import ClientId, Request
 from fedquit.errors import StoreError
 from fedquit.flower.outbox import Kind, now
-from fedquit.flower.roster import read_books
+from fedquit.flower.roster import read_irreplaceable
+from fedquit.running.lifecycle import Life, Phase
 from fedquit.running.membership import Membership
 from fedquit.utils.files import write_json
 
@@ -46,41 +47,26 @@ class Erasure:
 
     @property
     def open(self) -> bool:
-        """Whether anything remains to be done."""
+        """Whether anything remains to be done about it."""
         return self.status not in ("done", "failed")
 
     @property
     def verdict(self) -> str:
-        """For the client: `served`, or why not."""
+        """What the client is told: `served`, or why not."""
         return "served" if self.status == "done" else self.reason
 
     def now(self, status: Status, **changes: Any) -> Erasure:  # noqa: ANN401 - fields of all kinds
-        """In a new state."""
+        """The entry with a new status, which its history notes."""
         return dataclasses.replace(self, status=status, history=(*self.history, (status, now())), **changes)
 
 
-@dataclass(frozen=True)
-class Phase:
-    """What the server is doing: the model lies in the folder with its number."""
-
-    number: int = 0
-    kind: Literal["train", "unlearn", "recover"] = "train"
-    trained: int = 0  # rounds of ordinary training before this phase
-    served: int = 0  # requests, or groups of them, that were begun before
-    serving: tuple[str, ...] = ()  # entries of the ledger
-    fallback: bool = False
-    began: float = 0.0  # when, in seconds of the Unix clock: deadlines count from here
-
-    @property
-    def name(self) -> str:
-        """Under which its random numbers are drawn: as in the simulator."""
-        if self.kind == "train":
-            return f"train-{self.served}" if self.served else "train"
-        return f"{self.kind}-{self.served - 1}" + ("-fallback" if self.fallback else "")
-
-
 class Ledger:
-    """The books of one federation."""
+    """The ledger of one federation.
+
+    Args:
+        state: the server's state folder.
+        claim: what must be the same whenever the folder is used again.
+    """
 
     def __init__(self, state: Path, claim: Mapping[str, Any]) -> None:
         self.path = state / "ledger.json"
@@ -93,7 +79,7 @@ class Ledger:
         self._claim = dict(claim)
 
     def _load(self, claim: Mapping[str, Any]) -> None:
-        content = read_books(self.path)
+        content = read_irreplaceable(self.path)
         if content.get("schema") != SCHEMA:
             raise StoreError(
                 f"{self.path} is of another version of fedquit: go on with that one, or take a new folder."
@@ -104,11 +90,18 @@ class Ledger:
                 f"{self.path.parent} holds a federation with another {' and '.join(differing)}: set them as they were, "
                 "or take another state folder."
             )
-        self.federation, self.erased = content["federation"], frozenset(content["erased"])
-        self.phase = Phase(**{**content["phase"], "serving": tuple(content["phase"]["serving"])})
+        self.federation = content["federation"]
+        self.erased = frozenset(content["erased"])
         for entry in content["entries"]:
-            history = tuple((s, t) for s, t in entry["history"])
+            history = tuple((status, when) for status, when in entry["history"])
             self.entries[entry["id"]] = Erasure(**{**entry, "history": history})
+        phase = Phase(**{**content["phase"], "serving": tuple(content["phase"]["serving"])})
+        self.phase = self._with_erasing(phase)
+
+    def _with_erasing(self, phase: Phase) -> Phase:
+        """Ledgers without a phase `erase` say that it is due by requests that are recovered while training goes on."""
+        due = tuple(e.id for e in self.entries.values() if e.status == "recovered")
+        return dataclasses.replace(phase, kind="erase", serving=due) if due and phase.kind == "train" else phase
 
     def save(self) -> None:
         """Replace what is on disk."""
@@ -125,7 +118,18 @@ class Ledger:
     def receive(
         self, client: ClientId, kind: Kind, request: str, source: Literal["client", "operator"], authenticated: bool
     ) -> Erasure | None:
-        """Write a request down; None where it is known already."""
+        """Write a request down.
+
+        Args:
+            client: who is to be forgotten, or some of whose samples are.
+            kind: which of the two.
+            request: its number in the client's outbox, or of the operator's file.
+            source: who asks.
+            authenticated: whether the node has a registered key.
+
+        Returns:
+            The entry, or None where the request is known already.
+        """
         if any((e.client, e.request) == (client, request) for e in self.entries.values()):
             return None
         number = f"r{len(self.entries) + 1:04d}"
@@ -148,21 +152,29 @@ class Ledger:
         """What the present phase is about."""
         return [self.entries[i] for i in self.phase.serving]
 
-    def membership(self, clients: Sequence[ClientId]) -> Membership:
-        """Who of these takes part, and who never will again."""
-        return Membership(tuple(c for c in clients if c not in self.erased), self.erased)
+    def life(self, clients: Sequence[ClientId]) -> Life:
+        """Where the federation of all clients that ever were stands."""
+        members = Membership(tuple(c for c in clients if c not in self.erased), self.erased)
+        serving = self.serving
+        gave_up = self.phase.kind == "erase" and all(e.status == "failed" for e in serving)
+        return Life(members, self.phase, request_of(serving) if serving else None, gave_up)
+
+    def follow(self, life: Life) -> None:
+        """Write down, in memory, where the federation has got to: `save` follows."""
+        self.phase = life.phase
+        self.erased = life.membership.erased
 
     def verdicts(self, client: ClientId) -> dict[str, str]:
-        """What a client has not been told."""
+        """What became of a client's requests, by their own numbers, as far as it has not been told."""
         own = [e for e in self.entries.values() if e.client == client and e.source == "client"]
         return {e.request: e.verdict for e in own if not e.open and not e.told}
 
-    def told(self, client: ClientId, requests: Sequence[str]) -> None:
-        """The client has heard."""
+    def note_told(self, client: ClientId, requests: Sequence[str]) -> None:
+        """Write down that a client has heard what became of these of its requests."""
         own = [e for e in self.entries.values() if e.client == client and e.request in requests]
-        news = [e.id for e in own if not e.told and not e.open]
-        if news:
-            self.change(news, lambda e: dataclasses.replace(e, told=True))
+        newly_told = [e.id for e in own if not e.told and not e.open]
+        if newly_told:
+            self.change(newly_told, lambda e: dataclasses.replace(e, told=True))
             self.save()
 
 

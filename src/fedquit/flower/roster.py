@@ -38,18 +38,18 @@ class Member:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """As messages name it."""
         return f"client {self.number} ({self.name or self.key})"
 
 
 def _in_order(identity: Identity) -> tuple[str, int, str]:
-    """Among those that appear together: by partition, else by name and key."""
+    """The sort key of identities that appear together: by partition, else by name and key."""
     kind, _, rest = identity.key.partition(":")
     return (identity.name, int(rest) if kind == "partition" and rest.isdigit() else 0, identity.key)
 
 
-def read_books(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
-    """What must never be begun anew: it says who takes part no more."""
+def read_irreplaceable(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
+    """The content of a file that must never be begun anew: it says who takes part no more."""
     try:
         return read_json(path)
     except StoreError as error:
@@ -64,7 +64,7 @@ class Roster:
 
     def __init__(self, state: Path) -> None:
         self.path = state / "clients.json"
-        listed = read_books(self.path) if self.path.exists() else []
+        listed = read_irreplaceable(self.path) if self.path.exists() else []
         self.members: dict[ClientId, Member] = {m["number"]: Member(**m) for m in listed}
 
     def by_key(self, key: str) -> Member | None:
@@ -79,10 +79,10 @@ class Roster:
         """How many examples each has, as it last said."""
         return {number: m.examples for number, m in self.members.items()}
 
-    def enrol(self, seen: Iterable[tuple[Identity, int]]) -> None:
+    def enrol(self, nodes: Iterable[tuple[Identity, int]]) -> None:
         """Give a number to everybody new, and note how many examples each has; on disk before anybody is asked."""
         before = dict(self.members)
-        for identity, examples in sorted(seen, key=lambda pair: _in_order(pair[0])):
+        for identity, examples in sorted(nodes, key=lambda pair: _in_order(pair[0])):
             known = self.by_key(identity.key)
             number = known.number if known else len(self.members)
             self.members[number] = Member(number, examples=examples, **dataclasses.asdict(identity))
@@ -109,8 +109,9 @@ def find_member(members: list[Member], words: str) -> Member:
     """One client by number, name, key, or the beginning (8 characters or more) of its fingerprint."""
     exact = [m for m in members if words and words in (str(m.number), m.name, m.key)]
     keys = [(m, m.key.removeprefix("key:")) for m in members if m.authenticated]
-    found = exact or [m for m, key in keys if len(words) >= 8 and key.startswith(words.removeprefix("key:"))]
-    if len(found) != 1:
+    fingerprint = words.removeprefix("key:")
+    matches = exact or [m for m, key in keys if len(words) >= 8 and key.startswith(fingerprint)]
+    if len(matches) != 1:
         known = ", ".join(f"{m.number}: {m.name or m.key}" for m in members[:12]) or "none yet"
-        raise RequestError(f"{words!r} names {len(found)} clients, and must name one: known are {known}.")
-    return found[0]
+        raise RequestError(f"{words!r} names {len(matches)} clients, and must name one: known are {known}.")
+    return matches[0]

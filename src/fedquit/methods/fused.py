@@ -19,7 +19,7 @@ from fedquit.core import Batch, Federation, Memory, Model, Params, Reply, Reques
 from fedquit.core.fedavg import cohort, cross_entropy
 from fedquit.core.method import Method
 from fedquit.core.params import add, mean, sub
-from fedquit.errors import InputError
+from fedquit.errors import RequestError
 
 ADAPTER = "adapter:"  # before the name of the tensor that it is added to
 
@@ -92,7 +92,7 @@ class FUSED(Method):
     def critical(self, trained: Trained) -> list[str]:
         """Return the weight tensors that moved most during training."""
         if "moved" not in trained.memory:
-            raise InputError("FUSED has not seen the training, and cannot tell which layers moved: attach it before.")
+            raise RequestError("FUSED has not seen the training, and cannot tell which layers moved: attach it before.")
         moved = trained.memory["moved"]
         weights = [n for n, p in trained.params.items() if p.dim() >= 2]
         return sorted(weights, key=lambda n: -float(moved[n]))[: self.layers]

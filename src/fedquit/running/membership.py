@@ -19,16 +19,30 @@ class Membership:
 
     def check(self, request: Request) -> None:
         """Refuse a request of somebody who is not here."""
-        gone = [c for c in request.clients if c in self.erased]
-        if gone:
-            raise RequestError(f"client {gone[0]} has been forgotten already: there is nothing of it left to forget.")
+        forgotten = [c for c in request.clients if c in self.erased]
+        if forgotten:
+            raise RequestError(
+                f"client {forgotten[0]} has been forgotten already: there is nothing of it left to forget."
+            )
         request.check(self.active)
+
+    def allows(self, request: Request) -> bool:
+        """Whether `check` has nothing against the request."""
+        try:
+            self.check(request)
+        except RequestError:
+            return False
+        return True
 
     def serve(self, request: Request) -> Membership:
         """After a request: whole clients leave for good; clients that gave up samples stay."""
         self.check(request)
-        stay = tuple(request.stay(self.active))
-        return replace(self, active=stay, erased=self.erased | (set(self.active) - set(stay)))
+        return self.leave_out(() if request.samples else request.clients)
+
+    def leave_out(self, clients: Sequence[ClientId]) -> Membership:
+        """Without these clients, whether they could be forgotten or not."""
+        stay = tuple(c for c in self.active if c not in clients)
+        return replace(self, active=stay, erased=self.erased | set(clients))
 
     def join(self, clients: Sequence[ClientId], *, anew: bool = False) -> Membership:
         """Let clients in. One that was forgotten is refused unless it is enrolled anew, with consent given again."""

@@ -11,8 +11,7 @@ import json
 import logging
 import math
 import platform
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -23,24 +22,25 @@ import torch
 from fedquit import __version__
 from fedquit.audit.evaluation import Evaluation
 from fedquit.audit.metrics.relearn import relearn_time
-from fedquit.core import ClientId, Params, Request, State, Trained
-from fedquit.core.fedavg import fedavg
+from fedquit.core import ClientId, Params, Request, State
 from fedquit.data.federated import FederatedData
 from fedquit.data.samples import choose_samples
 from fedquit.engine import computing
-from fedquit.errors import InputError, RequestError, StoreError
-from fedquit.running.costs import Metered
+from fedquit.errors import InputError, StoreError
+from fedquit.running.lifecycle import Life, recovery_is_over, recovery_rounds
 from fedquit.running.membership import Membership
 from fedquit.running.recipe import EventRecipe, Recipe
 from fedquit.running.rows import Recovery, Row, RowMaker, mean_curve, mean_row
-from fedquit.running.session import Event, Progress, Session, advance
+from fedquit.running.session import Event, Progress
 from fedquit.running.setup import Setup, build_setup
-from fedquit.running.store import Journal, Memories, StateFile, locked, save_params
-from fedquit.running.training_cache import Attached, Reporter, Silent, driven, train
+from fedquit.running.simulation import Simulation, UnlearnedRequest, joined
+from fedquit.running.store import locked, save_params
+from fedquit.running.training_cache import Attached, Reporter, Silent, train
 from fedquit.utils.files import append_line, read_json, write_json
 
 log = logging.getLogger(__name__)
 SCHEMA = 1
+EVENTS_SCHEMA = 2  # raise it whenever what a second event finds would be another thing
 FLOOR_SEED = 1_000_003  # added to a seed for the second Retrain
 
 
@@ -60,10 +60,10 @@ def run(
     cache = cache or out.parent / "cache"
     setup = build_setup(recipe)
     say_engine(setup)
-    serving = _Serving(setup, out, cache, reporter, attached or {recipe.method_name: setup.method})
+    recipe_run = _RecipeRun(setup, out, cache, reporter, attached or {recipe.method_name: setup.method})
     with locked(out):
         _claim(out, setup)
-        rows = list(serving.rows())
+        rows = list(recipe_run.rows())
         results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
         results["recipe_hash"] = recipe.hash
         results["computed"] = {"device": _device_name(setup.device), "precision": setup.precision}
@@ -80,16 +80,18 @@ def say_engine(setup: Setup) -> None:
 def retrain_again(recipe: Recipe, cache: Path, *, reporter: Reporter | None = None) -> Row:
     """Retrain for the recipe's first request with another seed: how far two Retrains differ is the noise floor."""
     other = dataclasses.replace(recipe, seed=recipe.seed + FLOOR_SEED)
-    found = retrained(other, cache, reporter or Silent(), "Retrain again: the noise floor")
-    gold = retrained(recipe, cache, Silent())
-    who = evaluation_of(build_setup(recipe))
-    row = RowMaker(who, recipe, 0, _request(recipe.request[0]))
-    return row("retrain", "retrained again", found) | who.distance(found.state.params, gold.state.params)
+    again = retrained(other, cache, reporter or Silent(), "Retrain again: the noise floor")
+    reference = retrained(recipe, cache, Silent())
+    evaluation = evaluation_of(build_setup(recipe))
+    row = RowMaker(evaluation, recipe, 0, _request(recipe.request[0]))
+    distance = evaluation.distance(again.state.params, reference.state.params)
+    return row("retrain", "retrained again", again) | distance
 
 
 def retrained(recipe: Recipe, cache: Path, reporter: Reporter, title: str = "Retrain: from scratch") -> Progress:
     """Retrain for the recipe's first request alone, from the cache where it is there."""
-    setup, event = build_setup(recipe), recipe.request[0]
+    setup = build_setup(recipe)
+    event = recipe.request[0]
     data = _marked(event, setup.data, recipe).after(_request(event))
     return train(setup, data, cache, reporter=reporter, title=title).progress
 
@@ -108,7 +110,9 @@ def evaluation_of(setup: Setup) -> Evaluation:
 def _claim(out: Path, setup: Setup) -> None:
     """A folder belongs to one recipe, with one setup: going on with another would mix two runs."""
     path = out / "recipe.json"
-    mine = {"recipe": _claimed(setup), "data and network": setup.fingerprint()}
+    mine: dict[str, Any] = {"recipe": _claimed(setup), "data and network": setup.fingerprint()}
+    if len(setup.recipe.request) > 1:
+        mine["events"] = EVENTS_SCHEMA
     if not path.exists():
         write_json(path, mine)
         return
@@ -118,6 +122,11 @@ def _claim(out: Path, setup: Setup) -> None:
         raise StoreError(
             f"{out} holds a run of another recipe (it differs in {', '.join(differing[:3])}): "
             "choose another --out, or delete the folder."
+        )
+    if theirs.get("events") != mine.get("events"):
+        raise StoreError(
+            f"{out} holds a run of several events by another version of fedquit, whose methods remembered other things "
+            "from one event to the next: go on with that version, or choose another --out."
         )
     if theirs != mine:
         raise StoreError(
@@ -149,240 +158,182 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Where a federation stands between two events."""
-
-    data: FederatedData
-    membership: Membership
-    trained: Trained
-    kept: Memories
-    progress: Progress  # of the phase that led here
-    before_leaving: Mapping[ClientId, FederatedData] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Served:
-    """A request and the data with its examples marked, checked before any work begins."""
-
-    number: int
-    request: Request
-    data: FederatedData
-    folder: Path
-
-
-class _Serving:
-    """The events of a recipe, one after the other, from Original on."""
+class _RecipeRun:
+    """The events of a recipe, one after the other, as rows of the results."""
 
     def __init__(self, setup: Setup, out: Path, cache: Path, reporter: Reporter, attached: Attached) -> None:
-        self.setup, self.out, self.cache, self.reporter, self.attached = setup, out, cache, reporter, attached
-        self.recipe, self.method, self.name = setup.recipe, setup.method, setup.recipe.method_name
+        self.setup = setup
+        self.out = out
+        self.cache = cache
+        self.reporter = reporter
+        self.attached = attached
+        self.recipe = setup.recipe
+        self.method = setup.method
+        self.method_name = setup.recipe.method_name
+        self.simulation = Simulation(setup, out, log=partial(_append_event, out / "events.jsonl"), reporter=reporter)
         self._check_events()
 
     def rows(self) -> Iterator[Row]:
-        """One row for each phase of each request."""
-        standing = self._original()
+        """One row for each phase of each event."""
+        self._train_original()
         for number, event in enumerate(self.recipe.request):
-            serve = self._join if event.kind == "join" else self._forget
-            standing = yield from serve(number, event, standing)
+            yield from self._join(number, event) if event.kind == "join" else self._forget(number, event)
 
     def _check_events(self) -> None:
-        """Look through all events before any work begins: a request that cannot be served is refused at once."""
+        """Lead the federation through all events without any work: one that cannot be served is refused at once."""
         if self.method.needs_public_data and len(self.setup.data.public) == 0:
-            raise InputError(f"{self.name} needs data of the server's own, and there is none: set data.public = 0.05.")
-        data, members = self.setup.data, Membership(self.setup.data.clients)
-        before: dict[ClientId, FederatedData] = {}
+            raise InputError(
+                f"{self.method_name} needs data of the server's own, and there is none: set data.public = 0.05."
+            )
+        data = self.setup.data
+        life = Life(Membership(data.clients))
+        data_before_leaving: dict[ClientId, FederatedData] = {}
         for event in self.recipe.request:
             if event.kind == "join":
-                members = members.join(event.clients, anew=event.anew)
-                data = _joined(data, event.clients, before)
+                life = life.join(event.clients, anew=event.anew, rounds=0)
+                data = joined(data, event.clients, data_before_leaving)
                 continue
             request = _request(event)
-            members.check(request)
+            life = life.begin_unlearning(request, rounds=0)
             self.method.check(request)
-            before |= dict.fromkeys(request.clients, data)
-            data, members = _marked(event, data, self.recipe).after(request), members.serve(request)
+            data_before_leaving |= dict.fromkeys(request.clients, data)
+            data = _marked(event, data, self.recipe).after(request)
+            life = life.begin_recovery().begin_erasing().resume_training()
 
-    def _original(self) -> Standing:
-        event = next((e for e in self.recipe.request if e.kind == "forget"), None)
-        data, request = self.setup.data, _request(event) if event else None
-        ahead = event and any(m.knows_request for m in self.attached.values())
-        seen = _marked(event, data, self.recipe) if event and ahead else data
+    def _train_original(self) -> None:
+        """Train with everybody. Methods that must know the request in advance are told of the recipe's first one."""
+        first = next((event for event in self.recipe.request if event.kind == "forget"), None)
+        request = _request(first) if first else None
+        data = self.setup.data
+        if first and any(method.knows_request for method in self.attached.values()):
+            data = _marked(first, data, self.recipe)
         title = "Original: everybody trains"
-        hooks: dict[str, Any] = {"attached": self.attached, "request": request}
-        found = train(self.setup, seen, self.cache, reporter=self.reporter, title=title, **hooks)
-        return Standing(data, Membership(data.clients), found.trained, found.kept, found.progress)
+        hooked: dict[str, Any] = {"attached": self.attached, "request": request}
+        self.simulation.adopt(train(self.setup, data, self.cache, reporter=self.reporter, title=title, **hooked))
 
-    def _begin(
-        self, data: FederatedData, kept: Memories, present: tuple[ClientId, ...], journal: Path | None = None
-    ) -> tuple[Session, Metered]:
-        """A federation for a phase, and the meter around it."""
-        session = Session(
-            self.setup.engine(data, kept.clients),
-            self.recipe.seed,
-            present,
-            Journal(journal) if journal else None,
-            kept.own,
-            self._log,
-        )
-        return session, Metered(session, lambda: kept.stored(self.name, self.method.at_home), self.setup.flops)
+    def _join(self, number: int, event: EventRecipe) -> Iterator[Row]:
+        """Clients join, or are enrolled anew, and training goes on with them."""
+        progress = self.simulation.join(event.clients, anew=event.anew, rounds=event.rounds)
+        evaluation = _evaluation(self.setup, self.simulation.data, Request(event.clients))
+        yield RowMaker(evaluation, self.recipe, number, None)(self.method_name, "joined", progress)
 
-    def _log(self, event: Event) -> None:
-        append_line(self.out / "events.jsonl", json.dumps(event))
+    def _forget(self, number: int, event: EventRecipe) -> Iterator[Row]:
+        """Serve a request: Original as it finds it, Retrain for comparison, the unlearning, the recovery, budgets."""
+        request = _request(event)
+        data = _marked(event, self.simulation.data, self.recipe)
+        evaluation = _evaluation(self.setup, data, request)
+        row = RowMaker(evaluation, self.recipe, number, request)
+        original = self.simulation.progress
+        before = original.state.params
+        yield row("original", "original", original) | evaluation.true_logits(before)
 
-    def _forget(self, number: int, event: EventRecipe, found: Standing) -> Generator[Row, None, Standing]:
-        request, data = _request(event), _marked(event, found.data, self.recipe)
-        served = Served(number, request, data, self.out / f"request-{number}")
-        who = _evaluation(self.setup, data, request)
-        row = RowMaker(who, self.recipe, number, request)
-        yield row("original", "original", found.progress) | who.true_logits(found.progress.state.params)
+        retrained = self._retrained(data.after(request))
+        reference = retrained.state.params if retrained else None
+        if retrained:
+            yield row("retrain", "retrained", retrained) | evaluation.against(before, retrained.state.params, None)
 
-        before, gold, target = found.progress.state.params, None, math.inf
-        if self.recipe.retrain:
-            title = "Retrain: from scratch, without them"
-            gold = train(self.setup, data.after(request), self.cache, reporter=self.reporter, title=title).progress
-            yield row("retrain", "retrained", gold) | who.against(before, gold.state.params, None)
-            target = who.accuracy("test", gold.state.params) or 0.0
-        wanted = gold.state.params if gold else None
+        unlearned = self.simulation.unlearn(request, data)
+        params = unlearned.progress.state.params
+        price = {"price_of_forgetting": evaluation.price_of_forgetting(before, params)}
+        against = evaluation.against(before, params, reference)
+        yield row(self.method_name, "unlearned", unlearned.progress) | price | against
 
-        found, unlearned = self._unlearn(served, found)
-        price = {"price_of_forgetting": who.price_of_forgetting(before, unlearned.state.params)}
-        yield row(self.name, "unlearned", unlearned) | price | who.against(before, unlearned.state.params, wanted)
+        recoveries = self._recover(unlearned, evaluation, reference)
+        rows = []
+        for recovery in recoveries:
+            against = evaluation.against(before, recovery.state.params, reference)
+            rows.append(row(self.method_name, "recovered", recovery.progress) | against)
+        model = unlearned.folder / "model.safetensors"
+        if not model.exists():
+            save_params(model, recoveries[0].state.params)
+        relearned = self._relearned(evaluation, original, recoveries[0].state, reference) if reference else {}
+        yield mean_row(rows) | {"curve": mean_curve([r.curve for r in recoveries])} | relearned
+        if retrained:
+            yield from self._at_budgets(unlearned, row, retrained)
+        self.simulation.erase(unlearned, recoveries[0].progress, recoveries[0].kept)
 
-        runs = self._recover(served, found, unlearned.state.fresh(), who, target)
-        rows = [row(self.name, "recovered", r.progress) | who.against(before, r.state.params, wanted) for r in runs]
-        if not (served.folder / "model.safetensors").exists():
-            save_params(served.folder / "model.safetensors", runs[0].state.params)
-        again = self._relearned(who, found, runs[0].state, wanted) if wanted else {}
-        yield mean_row(rows) | {"curve": mean_curve([r.curve for r in runs])} | again
-        if gold:
-            yield from self._at_budgets(served, found, unlearned, row, gold)
+    def _retrained(self, data: FederatedData) -> Progress | None:
+        """Retrain on what remains, where the recipe wants it."""
+        if not self.recipe.retrain:
+            return None
+        title = "Retrain: from scratch, without them"
+        return train(self.setup, data, self.cache, reporter=self.reporter, title=title).progress
 
-        progress = dataclasses.replace(runs[0].progress, state=runs[0].state.settled())
-        return dataclasses.replace(
-            found,
-            data=data.after(request),
-            membership=found.membership.serve(request),
-            trained=_now(found.trained, progress, data.after(request)),
-            kept=runs[0].kept,
-            progress=progress,
-            before_leaving={**found.before_leaving, **dict.fromkeys(request.clients, found.data)},
-        )
-
-    def _unlearn(self, served: Served, found: Standing) -> tuple[Standing, Progress]:
-        kept = Memories.open(served.folder / "unlearning", found.kept)
-        trained = dataclasses.replace(found.trained, memory=kept.of(self.name))
-        session, fed = self._begin(served.data, kept, found.membership.active, served.folder / "journal")
-        rounds, file = self.method.rounds(trained, served.request), StateFile(served.folder / "unlearned.safetensors")
-
-        def step(state: State) -> State:
-            return self.method.unlearn(fed, state, trained, served.request)
-
-        phase = advance(session, f"unlearn-{served.number}", found.progress.state.fresh(), step, file, rounds, fed)
-        unlearned = driven(phase, self.reporter, f"Unlearning: {self.name}", rounds)
-        return dataclasses.replace(found, kept=kept, trained=trained), unlearned
-
-    def _recover(self, served: Served, found: Standing, start: State, who: Evaluation, target: float) -> list[Recovery]:
+    def _recover(self, unlearned: UnlearnedRequest, evaluation: Evaluation, reference: Params | None) -> list[Recovery]:
         """Ordinary training without the forgotten data, until the test accuracy reaches Retrain's or rounds are up.
 
-        The paper compares the test accuracy "averaged over three runs": then three recoveries go on side by side, with
+        The paper compares the test accuracy "averaged over three runs": then three recoveries go on in step, with
         other random numbers, until the mean of their accuracies is there.
         """
-        spec, request = self.recipe.recover, served.request
-        most = spec.max_rounds if self.method.recovers else 0
-        left = served.data.after(request)  # the forgotten data is out of reach, whatever a method asks for
-        runs = []
+        spec = self.recipe.recover
+        most = recovery_rounds(self.method, spec.max_rounds)
+        target = None if spec.until == "rounds" else self._target(evaluation, reference)
+        recoveries = []
         for i in range(3 if spec.until == "retrained-mean-of-3" else 1):
-            kept = Memories.open(served.folder / f"recovery-{i}", found.kept)
-            session, fed = self._begin(left, kept, left.clients)
-            step = partial(self._recovery_round, fed, found.trained, request)
-            phase = f"recover-{served.number}" + (f"-run{i}" if i else "")
-            file = StateFile(served.folder / f"recovered-{i}.safetensors")
-            rounds = advance(session, phase, start, step, file, meter=fed)
-            runs.append(Recovery(rounds, who, served.folder / f"curve-{i}.json", kept))
-        self.reporter.phase("Recovery: ordinary training goes on", most, runs[0].state.round)
+            run = self.simulation.recovery(unlearned, f"recovery-{i}", f"recovered-{i}", i)
+            recoveries.append(Recovery(run.rounds, evaluation, unlearned.folder / f"curve-{i}.json", run.memories))
+        self.reporter.phase("Recovery: ordinary training goes on", most, recoveries[0].state.round)
         while True:
-            behind = min(r.state.round for r in runs)
-            if all(r.state.round == behind for r in runs):
-                accuracy = sum(r.test_accuracy for r in runs) / len(runs)
+            behind = min(r.state.round for r in recoveries)
+            if all(r.state.round == behind for r in recoveries):
+                accuracy = sum(r.test_accuracy for r in recoveries) / len(recoveries)
                 self.reporter.round(behind, f"test {accuracy:.1f} %")
-                reached = spec.until != "rounds" and accuracy >= target
-                if reached or behind >= most:
-                    return runs
-            for r in runs:
-                if r.state.round == behind:
-                    r.step()
+                if recovery_is_over(behind, most, accuracy, target):
+                    return recoveries
+            for recovery in recoveries:
+                if recovery.state.round == behind:
+                    recovery.step()
 
-    def _relearned(self, who: Evaluation, found: Standing, recovered: State, gold: Params) -> Row:
+    def _target(self, evaluation: Evaluation, reference: Params | None) -> float:
+        """Retrain's test accuracy in percent; beyond reach where there is no Retrain."""
+        return math.inf if reference is None else evaluation.accuracy("test", reference) or 0.0
+
+    def _relearned(self, evaluation: Evaluation, original: Progress, recovered: State, reference: Params) -> Row:
         """How fast the forgotten comes back, against Retrain; the level to reach is that of the model before."""
         epochs = self.recipe.evaluate.relearn
         if not epochs:
             return {}
-        task = found.trained.training.task_at(recovered.clock)
+        task = self.setup.training.task_at(recovered.clock)
         with computing(self.setup.precision, self.setup.device):
-            curves = [who.relearned(params, task, epochs) for params in (recovered.params, gold)]
-        level = who.accuracy("forget", found.progress.state.params) or 0.0
+            curves = [evaluation.relearned(params, task, epochs) for params in (recovered.params, reference)]
+        level = evaluation.accuracy("forget", original.state.params) or 0.0
         took = relearn_time(*curves, level=level)
         ratio = took.ratio if math.isfinite(took.ratio) else None
         return {"relearn_ratio": ratio, "relearn_bound": took.bound, "relearn_curve": curves[0]}
 
-    def _at_budgets(
-        self, served: Served, found: Standing, unlearned: Progress, row: RowMaker, gold: Progress
-    ) -> Iterator[Row]:
+    def _at_budgets(self, unlearned: UnlearnedRequest, row: RowMaker, retrained: Progress) -> Iterator[Row]:
         """The same recovery, looked at after the last round that each share of Retrain's bytes pays for.
 
         Unlearning counts. Where it has cost more than a share by itself, the row has no rounds and says what was spent.
         """
-        left, request = served.data.after(served.request), served.request
-        done = served.folder / "budgets.json"
-        rows: list[Row] = read_json(done) if done.exists() else []
+        file = unlearned.folder / "budgets.json"
+        rows: list[Row] = read_json(file) if file.exists() else []
         yield from rows
         budgets = sorted(self.recipe.recover.budgets)[len(rows) :]
         if not budgets:
             return
-        session, fed = self._begin(left, Memories.open(served.folder / "budgets", found.kept), left.clients)
-        step = partial(self._recovery_round, fed, found.trained, request)
-        file = StateFile(served.folder / "budgets.safetensors")
-        rounds = advance(session, f"recover-{served.number}", unlearned.state.fresh(), step, file, meter=fed)
+        rounds = self.simulation.recovery(unlearned, "budgets", "budgets").rounds
         progress = next(rounds)
         self.reporter.phase("Recovery: on to fixed budgets", None, progress.state.round)
-        whole = gold.costs.bytes
+        whole = retrained.costs.bytes
+        unlearning = unlearned.progress.costs.bytes
         for budget in budgets:
-            while unlearned.costs.bytes + progress.costs.bytes + _a_round(progress, gold) <= budget * whole + 1e-6:
+            while unlearning + progress.costs.bytes + _a_round(progress, retrained) <= budget * whole + 1e-6:
                 progress = next(rounds)
                 self.reporter.round(progress.state.round, f"budget {budget:.0%}")
-            spent = unlearned.costs.bytes + progress.costs.bytes
-            rows = [*rows, row(self.name, "budget", progress) | {"budget": budget, "budget_spent": spent / whole}]
-            write_json(done, rows)
+            spent = (unlearning + progress.costs.bytes) / whole
+            rows = [*rows, row(self.method_name, "budget", progress) | {"budget": budget, "budget_spent": spent}]
+            write_json(file, rows)
             yield rows[-1]
 
-    def _recovery_round(self, fed: Metered, trained: Trained, request: Request, state: State) -> State:
-        return self.method.recover(fed, state, trained, request)
 
-    def _join(self, number: int, event: EventRecipe, found: Standing) -> Generator[Row, None, Standing]:
-        """Clients join, or are enrolled anew, and training goes on with them."""
-        members = found.membership.join(event.clients, anew=event.anew)
-        data = _joined(found.data, event.clients, found.before_leaving)
-        folder = self.out / f"request-{number}"
-        kept = Memories.open(folder / "joining", found.kept)
-        session, fed = self._begin(data, kept, members.active)
-        file = StateFile(folder / "joined.safetensors")
-
-        def step(state: State) -> State:
-            return fedavg(fed, state, found.trained.training, members.active)
-
-        phase = advance(session, f"join-{number}", found.progress.state.fresh(), step, file, event.rounds, fed)
-        progress = driven(phase, self.reporter, "Training with the clients that joined", event.rounds)
-        who = _evaluation(self.setup, data, Request(event.clients))
-        yield RowMaker(who, self.recipe, number, None)(self.name, "joined", progress)
-        trained = _now(found.trained, progress, data)
-        changes: dict[str, Any] = {"data": data, "membership": members, "trained": trained}
-        return dataclasses.replace(found, kept=kept, progress=progress, **changes)
+def _append_event(path: Path, event: Event) -> None:
+    append_line(path, json.dumps(event))
 
 
-def _a_round(progress: Progress, gold: Progress) -> float:
+def _a_round(progress: Progress, retrained: Progress) -> float:
     """The bytes of one more round, as those before it took; of the first, as Retrain's took."""
-    known = progress if progress.state.round else gold
+    known = progress if progress.state.round else retrained
     return known.costs.bytes / max(known.state.round, 1)
 
 
@@ -403,19 +354,3 @@ def _marked(event: EventRecipe, data: FederatedData, recipe: Recipe) -> Federate
 
 def _request(event: EventRecipe) -> Request:
     return Request(event.clients, samples=event.samples > 0)
-
-
-def _joined(
-    data: FederatedData, clients: Sequence[ClientId], before_leaving: Mapping[ClientId, FederatedData]
-) -> FederatedData:
-    for client in clients:  # each with what it had when it left: samples forgotten before stay forgotten
-        if client not in before_leaving:
-            raise RequestError(f"client {client} cannot join: it never was in this federation, and has no data here.")
-        data = data.join(client, before_leaving[client])
-    return data
-
-
-def _now(trained: Trained, progress: Progress, data: FederatedData) -> Trained:
-    """What the next request finds."""
-    examples = {c: len(data.view(c, "all")) for c in data.clients}
-    return dataclasses.replace(trained, params=progress.state.params, examples=examples)

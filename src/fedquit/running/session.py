@@ -13,7 +13,7 @@ import torch
 from fedquit.core import SERVER, ClientId, Model, Params, Reply, Sent, Split, State, Task
 from fedquit.core.params import device_of, nbytes, placed, require_finite, require_same_shapes
 from fedquit.engine import Address, Ask, Engine
-from fedquit.errors import InputError, RequestError
+from fedquit.errors import AbsentClientError, InputError
 from fedquit.running.costs import Costs, Metered
 from fedquit.running.store import DiskMemory, Journal, StateFile
 
@@ -89,7 +89,7 @@ class Session:
         """Ask these clients; their replies stream in the order of `clients`."""
         for client in clients:
             if client not in self.present:
-                raise RequestError(
+                raise AbsentClientError(
                     f"client {client} cannot be asked in phase {self.address.phase!r}: it is not in the federation, or "
                     "it has been forgotten; a forgotten client must be enrolled anew."
                 )

@@ -3,7 +3,7 @@
 
 Original and every Retrain lie under the hash of what determines them, and serve every method on the same setting.
 Methods that must see the training (FedEraser keeps its history, PGA's clients their last model) are attached to it;
-several can be attached to one training, each with a shelf of its own.
+several can be attached to one training, each with a part of the server's memory of its own.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from fedquit.core import ClientId, Federation, Memory, Params, Reply, Request, State, Task, Trained, Training
-from fedquit.core.fedavg import fedavg
-from fedquit.core.method import Method
+from fedquit.core import Request, State, Trained
 from fedquit.core.params import nbytes
 from fedquit.data.federated import FederatedData
 from fedquit.errors import StoreError
 from fedquit.running.costs import Metered
+from fedquit.running.lifecycle import Attached, Hooks
 from fedquit.running.session import Progress, Session, advance
 from fedquit.running.setup import Setup
 from fedquit.running.store import Memories, StateFile, locked
 from fedquit.utils.names import source_of
 
+__all__ = ["Attached", "Federated", "Hooks", "Reporter", "Silent", "driven", "require_disk", "train"]
+
 CACHE_SCHEMA = 6  # raise it whenever the same recipe would train another model, or keep it in another form
-Attached = Mapping[str, Method]  # by name
 
 
 class Reporter(Protocol):
-    """Somebody who wants to know how far a run is."""
+    """Is told how far a run is."""
 
     def phase(self, title: str, rounds: int | None, done: int) -> None:
         """A phase begins, or goes on after `done` rounds."""
@@ -44,7 +44,7 @@ class Reporter(Protocol):
 
 
 class Silent:
-    """Nobody is watching."""
+    """A reporter that says nothing."""
 
     def phase(self, title: str, rounds: int | None, done: int) -> None:
         """Say nothing."""
@@ -55,42 +55,11 @@ class Silent:
 
 @dataclass(frozen=True)
 class Federated:
-    """A trained federation: what a request finds, what was kept on the way, and what it took."""
+    """A trained federation: what a request finds, what its methods remember, and what the training took."""
 
     trained: Trained
-    kept: Memories
+    memories: Memories
     progress: Progress
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """Methods that prepare for a request while a federation trains: they watch, or replace a client's task."""
-
-    attached: Attached
-    memory: Callable[[str], Memory]  # the shelf of each method
-    request: Request | None  # which they may have to know in advance
-
-    def replace_task(self, task: Task, client: ClientId) -> Task:
-        """What this client does."""
-        for method in self.attached.values():
-            assert self.request is not None
-            task = method.training_task(task, client, self.request)
-        return task
-
-    def watch(self, clock: int, start: Params, reply: Reply) -> None:
-        """A reply passes by."""
-        for name, method in self.attached.items():
-            method.watch(self.memory(name), clock, start, reply)
-
-    def after_round(self, clock: int, examples: Mapping[ClientId, int]) -> None:
-        """A round is over."""
-        for name, method in self.attached.items():
-            method.after_round(self.memory(name), clock, examples)
-
-    def round(self, fed: Federation, state: State, training: Training, clients: Sequence[ClientId]) -> State:
-        """One round of ordinary training with all of them attached."""
-        hooks: dict[str, Any] = {"watch": self.watch, "after_round": self.after_round}
-        return fedavg(fed, state, training, clients, replace_task=self.replace_task, **hooks)
 
 
 def train(
@@ -103,44 +72,39 @@ def train(
     attached: Attached | None = None,
     request: Request | None = None,
 ) -> Federated:
-    """Train a federation on this data from scratch, or take it from the cache.
+    """Train a federation from scratch, or take it from the cache.
 
-    `attached` methods prepare for a `request`: they watch, or replace a client's task.
+    Args:
+        setup: the recipe's network and training.
+        data: whose clients train.
+        cache: the folder of all trainings, each under the hash of what determines it.
+        reporter: is told how far the training is.
+        title: under which it is reported.
+        attached: methods that prepare for the request: they watch, or replace a client's task.
+        request: that they prepare for; without one, none is attached.
     """
-    attached = {name: m for name, m in (attached or {}).items() if m.shapes_training} if request else {}
-    folder = cache / _key(setup, data, attached, request)
+    shaping = {name: m for name, m in (attached or {}).items() if m.shapes_training} if request else {}
+    folder = cache / _key(setup, data, shaping, request)
     with locked(folder, wait=True):  # before anything is read: another process may be at work on the same training
-        kept, progress = _trained(setup, data, folder, attached, request, reporter, title)
+        memories = Memories.open(folder, device=setup.device)
+        file = StateFile(folder / "state.safetensors")
+        if not file.path.exists():
+            require_disk(setup, folder, shaping)
+        rounds = _rounds(setup, data, memories, file, Hooks(shaping, memories.of, request))
+        progress = driven(rounds, reporter, title, setup.training.rounds)
     examples = {c: len(data.view(c, "all")) for c in data.clients}
-    return Federated(Trained(progress.state.params, setup.initial, setup.training, examples, {}), kept, progress)
+    trained = Trained(progress.state.params, setup.initial, setup.training, examples, {})
+    return Federated(trained, memories, progress)
 
 
-def _trained(
-    setup: Setup,
-    data: FederatedData,
-    folder: Path,
-    attached: Attached,
-    request: Request | None,
-    reporter: Reporter,
-    title: str,
-) -> tuple[Memories, Progress]:
-    kept, file, training = (
-        Memories.open(folder, device=setup.device),
-        StateFile(folder / "state.safetensors"),
-        setup.training,
-    )
-    session = Session(setup.engine(data, kept.clients), setup.recipe.seed, data.clients, memories=kept.own)
+def _rounds(setup: Setup, data: FederatedData, memories: Memories, file: StateFile, hooks: Hooks) -> Iterator[Progress]:
+    session = Session(setup.engine(data, memories.clients), setup.recipe.seed, data.clients, memories=memories.own)
     meter = Metered(session, work=setup.flops)
-    if not file.path.exists():
-        require_disk(setup, folder, attached)
-
-    hooks = Hooks(attached, kept.of, request)
 
     def step(state: State) -> State:
-        return hooks.round(meter, state, training, data.clients)
+        return hooks.round(meter, state, setup.training, data.clients)
 
-    rounds = advance(session, "train", State(setup.initial), step, file, training.rounds, meter)
-    return kept, driven(rounds, reporter, title, training.rounds)
+    return advance(session, "train", State(setup.initial), step, file, setup.training.rounds, meter)
 
 
 def _key(setup: Setup, data: FederatedData, attached: Attached, request: Request | None) -> str:
@@ -174,7 +138,17 @@ def require_disk(setup: Setup, folder: Path, attached: Attached) -> None:
 
 
 def driven(rounds: Iterator[Progress], reporter: Reporter, title: str, total: int | None) -> Progress:
-    """Let a phase run to its end, and say how far it is."""
+    """Let a phase run to its end.
+
+    Args:
+        rounds: of the phase: where it stands, then each further round.
+        reporter: is told of each.
+        title: of the phase.
+        total: how many rounds it has, where that is known.
+
+    Returns:
+        Where it ended.
+    """
     last = next(rounds)
     reporter.phase(title, total, last.state.round)
     for last in rounds:

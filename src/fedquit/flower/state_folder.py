@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of the server's state folder, and which of them must not outlive an erasure.
+
+Every step is on disk before the next. No checkpoint from before an unlearning survives it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
+from fedquit.flower.wire import PHASE_PLACES
+from fedquit.running.lifecycle import Phase
+from fedquit.running.memory import CPU
+from fedquit.running.session import Event
+from fedquit.running.store import END, Bounds, DiskMemory, Journal, PrefixedMemory, StateFile
+from fedquit.utils.files import append_line, remove_half_written
+
+
+class PhaseMemory(DiskMemory):
+    """One memory for all phases: the places of a later phase come after those of an earlier one."""
+
+    def __init__(self, folder: Path, number: int, bounds: Bounds | None = None) -> None:
+        super().__init__(folder, bounds=bounds)
+        self._offset = number * PHASE_PLACES
+
+    def move(self, place: int) -> None:
+        """Go to a place of the phase."""
+        super().move(place if place == END else self._offset + place)
+
+    def shelf(self, method: str) -> PrefixedMemory:
+        """The part of one method."""
+        return PrefixedMemory(self, f"{method}/")
+
+    def stored(self, method: str) -> tuple[int, int]:
+        """The bytes that a method keeps at the server, and at the clients, which the server does not know."""
+        return sum(self.size_of(key) for key in self if key.startswith(f"{method}/")), 0
+
+
+class StateFolder:
+    """Where the server keeps models, the methods' memory, and what happened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def model(self, phase: Phase) -> StateFile:
+        """The model of a phase, after its last round that was committed."""
+        return StateFile(self._of(phase) / "state.safetensors")
+
+    def journal(self, phase: Phase) -> Journal:
+        """The replies of the round at hand."""
+        return Journal(self._of(phase) / "journal")
+
+    def memory(self, phase: Phase) -> PhaseMemory:
+        """What methods keep at the server, as a phase sees it; flushed with the state of the phase."""
+        return PhaseMemory(self.path / "memory", phase.number, Bounds.of(CPU))
+
+    def _of(self, phase: Phase) -> Path:
+        return self.path / "phases" / f"{phase.number:06d}"
+
+    @property
+    def before(self) -> StateFile:
+        """The model that a request found: methods look back at it while they unlearn; then it is deleted."""
+        return StateFile(self.path / "before.safetensors")
+
+    @property
+    def published(self) -> Path:
+        """The model at the end of a run."""
+        return self.path / "model.safetensors"
+
+    @property
+    def result(self) -> Path:
+        """What a run led to, as JSON."""
+        return self.path / "result.json"
+
+    def append(self, event: Event) -> None:
+        """Add a line to the log."""
+        append_line(self.path / "events.jsonl", json.dumps(event))
+
+    def clean(self, phase: Phase) -> None:
+        """Delete every checkpoint that the phase at hand has left behind, also one that a kill left half-way."""
+        current = self._of(phase)
+        for folder in sorted((self.path / "phases").glob("*")):
+            if folder != current:
+                shutil.rmtree(folder)
+        remove_half_written(self.path)
+        remove_half_written(self.path / "memory")
+        if phase.kind in ("train", "erase"):
+            self.before.path.unlink(missing_ok=True)
+        if phase.kind == "recover":
+            self.published.unlink(missing_ok=True)
+
+    def wipe_messages(self, say: Callable[[str], None]) -> None:
+        """Wipe what Flower's own database still holds of messages that it has deleted."""
+        wipe_traces(self.path / FOLDER / DATABASE, say)
