@@ -29,18 +29,21 @@ from fedquit.data.federated import FederatedData
 from fedquit.data.samples import choose_samples
 from fedquit.engine import computing
 from fedquit.errors import InputError, RequestError, StoreError
+from fedquit.results.averages import mean_curve, mean_of_recoveries
+from fedquit.results.folders import RESULTS, refuse_overwriting, write_results
+from fedquit.results.schema import SCHEMA
 from fedquit.running.costs import Metered
 from fedquit.running.membership import Membership
 from fedquit.running.recipe import EventRecipe, Recipe
-from fedquit.running.rows import Recovery, Row, RowMaker, mean_curve, mean_row
+from fedquit.running.rows import Recovery, Row, RowMaker
 from fedquit.running.session import Event, Progress, Session, advance
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.store import Journal, Memories, StateFile, locked, save_params
 from fedquit.running.training_cache import Attached, Reporter, Silent, driven, train
 from fedquit.utils.files import append_line, read_json, write_json
+from fedquit.utils.version import code_version
 
 log = logging.getLogger(__name__)
-SCHEMA = 1
 FLOOR_SEED = 1_000_003  # added to a seed for the second Retrain
 
 
@@ -62,14 +65,15 @@ def run(
     say_engine(setup)
     serving = _Serving(setup, out, cache, reporter, attached or {recipe.method_name: setup.method})
     with locked(out):
+        refuse_overwriting(out, RESULTS)
         _claim(out, setup)
         rows = list(serving.rows())
         results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
+        results["code"] = code_version()
         results["recipe_hash"] = recipe.hash
         results["computed"] = {"device": _device_name(setup.device), "precision": setup.precision}
         results["clients"] = setup.data.label_counts()
-        write_json(out / "results.json", results)
-    return results
+        return write_results(out, results)
 
 
 def say_engine(setup: Setup) -> None:
@@ -254,7 +258,7 @@ class _Serving:
         if not (served.folder / "model.safetensors").exists():
             save_params(served.folder / "model.safetensors", runs[0].state.params)
         again = self._relearned(who, found, runs[0].state, wanted) if wanted else {}
-        yield mean_row(rows) | {"curve": mean_curve([r.curve for r in runs])} | again
+        yield mean_of_recoveries(rows) | {"curve": mean_curve([r.curve for r in runs])} | again
         if gold:
             yield from self._at_budgets(served, found, unlearned, row, gold)
 
