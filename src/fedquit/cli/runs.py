@@ -199,7 +199,8 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
     screen.print("with the work of clients and server, for unlearning and recovery together.")
     screen.print("retrain again: Retrain with another seed; a gap marked ≈ is no larger than this Retrain-vs-Retrain")
     screen.print("spread over the same targets, hence no difference.")
-    _print_budgets(lines)
+    if any(line.budgets for line in lines):
+        screen.print(budget_table(lines))
     _print_paired(lines)
     _print_references(lines)
     for line in lines:
@@ -257,11 +258,9 @@ def _cheaper(line: MethodSummary) -> list[str]:
     return [times(ratio, amount) for ratio, amount in zip(saved, spent.values(), strict=True)]
 
 
-def _print_budgets(lines: Sequence[MethodSummary]) -> None:
-    """What each share of Retrain's bytes pays for."""
+def budget_table(lines: Sequence[MethodSummary]) -> Table:
+    """What each share of Retrain's bytes pays for, as a table for the terminal."""
     known = [line for line in lines if line.budgets]
-    if not known:
-        return
     shares = sorted({float(share) for line in known for share in line.budgets})
     table = Table(title="Avg. gap (test) within a share of Retrain's bytes", **LOOK)
     table.add_column("method", no_wrap=True)
@@ -270,7 +269,7 @@ def _print_budgets(lines: Sequence[MethodSummary]) -> None:
     for line in known:
         cells = [_at_budget(line.budgets.get(f"{share:g}")) for share in shares]
         table.add_row(escape(line.method), *cells)
-    screen.print(table)
+    return table
 
 
 def _at_budget(budget: Mapping[str, float] | None) -> str:

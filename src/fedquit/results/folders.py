@@ -123,11 +123,21 @@ def load_results(folder: Path) -> dict[str, Any]:
     path = folder / RESULTS
     if not _exists(path):
         raise StoreError(f"no {RESULTS} in {folder}: run `fedquit run RECIPE --out {folder}` first")
-    stored = _read_object(path, "restore it from a backup, or run the same recipe into another folder")
+    return _load(path)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    advice = "restore it from a backup, or run the same recipe into another folder"
+    stored = _read_object(path, advice)
     fault = fault_of_results(stored)
     if fault:
-        raise _damaged(path, fault, "restore it from a backup, or run the same recipe into another folder")
+        raise _damaged(path, fault, advice)
     return stored
+
+
+def read_record(path: Path) -> RunResults:
+    """The results of a run that were put aside under another name than `results.json`."""
+    return RunResults.read(path.stem, _load(path))
 
 
 def read_run(folder: Path) -> RunResults:
