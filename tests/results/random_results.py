@@ -41,7 +41,9 @@ class Study:
 @st.composite
 def studies(draw: st.DrawFn) -> Study:
     """Any comparison with at least one run that came through."""
-    methods = tuple(draw(st.lists(st.sampled_from(["fedquit", "fukd", "own|m_x&1"]), min_size=1, max_size=3, unique=True)))
+    methods = tuple(
+        draw(st.lists(st.sampled_from(["fedquit", "fukd", "own|m_x&1"]), min_size=1, max_size=3, unique=True))
+    )
     targets = tuple(draw(st.lists(st.sampled_from([0, 1, 7, (2, 3), (4, 5, 6)]), min_size=1, max_size=3, unique=True)))
     seeds = draw(st.integers(1, 2))
     places = [(m, t, s) for m in methods for t in range(len(targets)) for s in range(seeds)]
@@ -59,11 +61,12 @@ def studies(draw: st.DrawFn) -> Study:
         again=draw(st.booleans()),
         numbers=draw(st.integers(0, 2**32)),
     )
-    _fill(study)
+    fill(study)
     return study
 
 
-def _fill(study: Study) -> None:
+def fill(study: Study) -> None:
+    """Draw the numbers of all runs."""
     source = random.Random(study.numbers)
     for seed in range(study.seeds):
         for index, target in enumerate(study.targets):
@@ -91,9 +94,7 @@ def _folder(target: Target) -> str:
     return f"clients-{clients}" if isinstance(target, tuple) else f"client-{clients}"
 
 
-def _row(
-    study: Study, source: random.Random, method: str, phase: str, target: Target, seed: int
-) -> dict[str, Any]:
+def _row(study: Study, source: random.Random, method: str, phase: str, target: Target, seed: int) -> dict[str, Any]:
     row: dict[str, Any] = {"method": method, "phase": phase, "request": 0, "clients": list(members(target))}
     row |= {"samples": False, "seed": seed, "rounds": source.randrange(9), "seconds": source.uniform(0, 300)}
     row |= {key: source.uniform(0, 100) for key in COMPARED}

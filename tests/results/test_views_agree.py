@@ -39,7 +39,12 @@ def quick() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=12,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(study=studies())
 def test_every_view_prints_the_numbers_of_the_one_model(study: Study) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +148,9 @@ def terminal(lines: Sequence[Any], stored: Sequence[dict[str, Any]]) -> None:
     if any(line["budgets"] for line in stored):
         for row in rendered(budget_table(lines)):
             line = next(line for line in stored if line["method"] == row[0])
-            for cell, budget in zip(row[1:], (line["budgets"][k] for k in sorted(line["budgets"], key=float)), strict=True):
+            for cell, budget in zip(
+                row[1:], (line["budgets"][k] for k in sorted(line["budgets"], key=float)), strict=True
+            ):
                 gap = budget.get("avg_gap", budget.get("forget_acc_gap"))
                 level = f"({budget['test_acc']:.1f})" if budget["runs"] else ""
                 words = level if gap is None else f"{gap:.1f} {level}"
@@ -207,7 +214,9 @@ def in_page(line: dict[str, Any], key: str, gap: float | None, level: str = "") 
     if level:
         words.append(level)
     if key in line["spread"]:
-        words.append(f"spread {fixed(line['spread'][key])}" + (": no difference" if key in line["inside_floor"] else ""))
+        words.append(
+            f"spread {fixed(line['spread'][key])}" + (": no difference" if key in line["inside_floor"] else "")
+        )
     return " ".join(words)
 
 
