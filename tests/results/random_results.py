@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random comparisons, in memory and as folders: methods, targets, seeds, failures, budgets, and fields that are missing."""
+"""Random comparisons, in memory and as folders: methods, targets, seeds, failures, budgets, and missing fields."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def studies(draw: st.DrawFn) -> Study:
     methods = tuple(
         draw(st.lists(st.sampled_from(["fedquit", "fukd", "own|m_x&1"]), min_size=1, max_size=3, unique=True))
     )
-    targets = tuple(draw(st.lists(st.sampled_from([0, 1, 7, (2, 3), (4, 5, 6)]), min_size=1, max_size=3, unique=True)))
+    every: list[Target] = [0, 1, 7, (2, 3), (4, 5, 6)]
+    targets = tuple(draw(st.lists(st.sampled_from(every), min_size=1, max_size=3, unique=True)))
     seeds = draw(st.integers(1, 2))
     places = [(m, t, s) for m in methods for t in range(len(targets)) for s in range(seeds)]
     failed = draw(st.frozensets(st.sampled_from(places), max_size=len(places) - 1))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from random_results import Study, fill, write_study
 
 from fedquit.cli import main
 from fedquit.errors import StoreError
@@ -22,12 +21,13 @@ from fedquit.results.folders import (
     read_run,
     write_results,
 )
+from results.random_results import Study, fill, write_study
 from test_report import results, store
 
 ROOT = Path(__file__).parents[2]
 RECIPE = (
     '[data]\nname = "synthetic"\npartition = "iid"\nclients = 3\n[train]\nrounds = 1\n'
-    '[recover]\nmax_rounds = 1\n[[request]]\nclients = [0]\n'
+    "[recover]\nmax_rounds = 1\n[[request]]\nclients = [0]\n"
 )
 
 
@@ -163,8 +163,8 @@ def test_the_report_says_one_sentence_and_writes_nothing(
     assert BAD[make] in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "delete" not in str(caught.value)
-    for format in ("html", "csv", "md", "latex", "json"):
-        said = said_by(["report", str(folder), "--format", format], monkeypatch, capsys)
+    for view in ("html", "csv", "md", "latex", "json"):
+        said = said_by(["report", str(folder), "--format", view], monkeypatch, capsys)
         assert " ".join(BAD[make].split()) in said
         assert "Traceback" not in said
     assert contents(folder) == before

@@ -12,7 +12,21 @@ import pytest
 from fedquit.cli import main
 from test_report_figures import table
 
-WORDS = "compare demo --smoke --set data.public=0.1 --methods fedquit,fukd --targets 0,1 --jobs 1 --out out".split()
+WORDS = [
+    "compare",
+    "demo",
+    "--smoke",
+    "--set",
+    "data.public=0.1",
+    "--methods",
+    "fedquit,fukd",
+    "--targets",
+    "0,1",
+    "--jobs",
+    "1",
+    "--out",
+    "out",
+]
 
 
 def test_the_server_s_flops_count_on_the_terminal_as_in_the_report(

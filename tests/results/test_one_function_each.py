@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 from markupsafe import Markup
-from random_results import Study, fill, write_study
 from rich.console import Console
 
 from fedquit.cli import runs as command
 from fedquit.report import tables, write_report
 from fedquit.results import averages, gaps, quantities, references, summary, tug_of_war
-from fedquit.results.gaps import Gap, Interval, Paired
+from fedquit.results.gaps import Gap, Paired
+from fedquit.results.intervals import Interval
 from fedquit.results.quantities import PairedDifference
+from fedquit.results.requests import RequestRows
+from results.random_results import Study, fill, write_study
 
 VIEWS = {"html": "r.html", "csv": "r.csv", "md": "r.md", "latex": "r.tex", "json": "r.json"}
 ALL = frozenset({"terminal", "comparison.json", *VIEWS})
@@ -60,7 +62,7 @@ def views(study: Study, out: Path) -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         screen = Console(width=300, file=io.StringIO())
         patch.setattr(command, "screen", screen)
-        command._print_comparison(type("Recipe", (), {"title": "t"})(), comparison.table, Path("out"))  # type: ignore[arg-type]
+        command._print_comparison(type("Recipe", (), {"title": "t"})(), comparison.table, Path("out"))
         assert isinstance(screen.file, io.StringIO)
         printed["terminal"] = screen.file.getvalue()
     return printed
@@ -191,7 +193,7 @@ def test_a_share_is_a_ratio_of_sums_and_needs_both() -> None:
     def request(spent: int | None, whole: int) -> Any:
         phases: Iterator[tuple[str, int | None]] = iter((("retrained", whole), ("unlearned", spent), ("recovered", 0)))
         rows = [{"phase": phase, "down_bytes": amount, "up_bytes": 0} for phase, amount in phases]
-        return quantities.RequestRows(0, [{**row, "method": "m", "clients": [0], "request": 0} for row in rows])
+        return RequestRows(0, [{**row, "method": "m", "clients": [0], "request": 0} for row in rows])
 
     assert quantities.cost_share([request(10, 100), request(90, 300)], "bytes") == 25.0
     assert quantities.times_cheaper([request(10, 100), request(90, 300)], "bytes") == 4.0

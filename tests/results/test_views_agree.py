@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from markupsafe import Markup
-from random_results import Study, studies, write_study
 from rich.console import Console
 
 from fedquit.cli.runs import budget_table, comparison_table
 from fedquit.report import write_report
 from fedquit.results.schema import AVERAGED, COMPARED
 from fedquit.results.words import DASH, fixed, share, times
+from results.random_results import Study, studies, write_study
 from test_report_figures import table
 
 SHOWN = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom")
@@ -126,7 +126,7 @@ def tug(row: Any, retrained: Any) -> float | None:
     keys = ("forget_acc", "retain_acc", "test_acc")
     if any(row.get(key) is None or retrained.get(key) is None for key in keys):
         return None
-    return math.prod(1 - abs(row[key] - retrained[key]) / 100 for key in keys)
+    return math.prod(1 - abs(float(row[key]) - float(retrained[key])) / 100 for key in keys)
 
 
 # The views
@@ -198,12 +198,12 @@ def html(page: str, methods: Sequence[dict[str, Any]]) -> None:
     if any(line["tug_of_war"] is not None for line in methods):
         found = table(page, "Other distances to Retrain")
         at = found[0].index("Tug\u2011of\u2011War")
-        rows = {row[0]: row for row in found[1:]}
+        tugs = {cells[0]: cells[at] for cells in found[1:]}
         for line in methods:
-            row = rows[line["method"]]
-            assert row[at].split(" ")[0] == fixed(line["tug_of_war"], 3)
+            cell = tugs[line["method"]]
+            assert cell.split(" ")[0] == fixed(line["tug_of_war"], 3)
             if line["tug_of_war"] is not None and line["tug_of_war_spread"] is not None:
-                assert f"spread {fixed(line['tug_of_war_spread'], 3)}" in row[at]
+                assert f"spread {fixed(line['tug_of_war_spread'], 3)}" in cell
     budgets_in_page(page, methods)
 
 

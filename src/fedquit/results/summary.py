@@ -277,7 +277,7 @@ class MethodGroup:
 
 def group_by_method(runs: Iterable[RunResults]) -> list[MethodGroup]:
     """The requests of all runs by method; settings in which the runs of a method differ become part of its name."""
-    served: dict[str, list[tuple[Mapping[str, str], RequestRows]]] = {}
+    served: dict[str, list[tuple[dict[str, str], RequestRows]]] = {}
     for run in runs:
         settings = _flat(run.recipe)
         for request in run.requests:

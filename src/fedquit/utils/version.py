@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -18,9 +19,7 @@ def code_version() -> dict[str, str | bool]:
     Returns:
         `version`; from a checkout also `commit` (40 hex digits), and `dirty` where git is there to tell.
     """
-    from fedquit import __version__
-
-    code: dict[str, str | bool] = {"version": __version__}
+    code: dict[str, str | bool] = {"version": import_module("fedquit").__version__}
     root = PACKAGE.parents[1]
     commit = _commit(root)
     if commit:
