@@ -12,28 +12,14 @@ import pytest
 from fedquit.cli import main
 from test_report_figures import table
 
-WORDS = [
-    "compare",
-    "demo",
-    "--smoke",
-    "--set",
-    "data.public=0.1",
-    "--methods",
-    "fedquit,fukd",
-    "--targets",
-    "0,1",
-    "--jobs",
-    "1",
-    "--out",
-    "out",
-]
+WORDS = ["compare", "demo", "--smoke", "--set", "data.public=0.1", "--methods", "fedquit,fukd", "--targets", "0,1"]
 
 
 def test_the_server_s_flops_count_on_the_terminal_as_in_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedquit", *WORDS])
+    monkeypatch.setattr("sys.argv", ["fedquit", *WORDS, "--jobs", "1", "--out", "out"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code

@@ -20,7 +20,7 @@ from scipy.stats import beta, norm, rankdata
 
 from fedquit.audit.scores import Floats
 from fedquit.errors import InputError
-from fedquit.results.intervals import Interval as Interval
+from fedquit.results.intervals import Interval
 
 FPRS = (0.01, 0.001)  # where the TPR is reported
 
