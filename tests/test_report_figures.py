@@ -542,7 +542,7 @@ def test_song_s_thresholds_have_gaps_and_floors_and_a_bound_is_called_one(tmp_pa
     ],
 )
 def test_label_histograms_are_drawn_where_they_are(tmp_path: Path, clients: object) -> None:
-    told = figures(report(tmp_path, full() | {"clients": clients}))["Who holds which labels"]
+    told = figures(report(tmp_path, full() | {"clients": clients}))["Labels by client"]
     assert "Client 2 (leaving): 12 samples, 7 of label 2, 5 of label 0." in told
     assert "Client 3: 4 samples, 4 of label 0." in told
 
@@ -591,7 +591,7 @@ def test_what_is_missing_or_damaged_is_left_out(tmp_path: Path, damage: dict[str
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("clients", [[4], {"4": "x"}, 3, {"4": {"labels": None}}])
 def test_odd_label_histograms_are_left_out(tmp_path: Path, clients: object) -> None:
-    assert "Who holds which labels" not in report(tmp_path, full() | {"clients": clients})
+    assert "Labels by client" not in report(tmp_path, full() | {"clients": clients})
 
 
 def written(tmp_path: Path, format: str, *contents: object) -> str:

@@ -85,7 +85,7 @@ def demo(
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
-    """See a client forgotten, in under a minute: real images, ten clients, FedQUIT, and Retrain beside it."""
+    """See a client forgotten, in under a minute: real images, ten clients, FedQUIT, and Retrain to compare with."""
     from fedquit.running.recipe import load
 
     _carry_out(load("demo"), out, cache, as_json=as_json)
@@ -151,12 +151,12 @@ def compare(
     targets: Annotated[
         str | None,
         typer.Option(
-            help="Who leaves: 0,1,2 in turn, 0+1,2+3 together, or all in turn; else 0, or the recipe's group."
+            help="The clients that leave: 0,1,2 in turn, 0+1,2+3 together, or all in turn; else 0, or the recipe's."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
     references: Annotated[int, typer.Option(help="More seeds of each erasure: RMIA, LiRA, U-LiRA, KLoM, epsilon.")] = 0,
-    jobs: Annotated[int, typer.Option(help="Processes side by side; 0: one for each core where that pays.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Worker processes; 0: one for each core where that pays.")] = 0,
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
@@ -178,7 +178,7 @@ def compare(
         typer.echo(json.dumps(read_json(out / "comparison.json")))
     else:
         _print_comparison(recipe, lines, out)
-    if any(o.failure for o in outcomes):
+    if any(outcome.failure for outcome in outcomes):
         raise typer.Exit(1)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every figure of the page, each with its numbers in words; None where the results do not hold what it needs."""
+"""The figures of the page, each with its numbers in words; None where the results lack what it needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUDGETS = (5, 10, 20, 25, 50)  # percent of Retrain's communication
 KINDS = (("forget_acc", "forget", FORGET, "o"), ("test_acc", "test", TEST, "s"))
 FPRS = (0.01, 0.001)
 _LOWEST = 1e-4  # the left and the lower edge of the ROC
-DOTS = 5_000  # at most, of who holds which labels: each takes half a kilobyte
+DOTS = 5_000  # of the labels by client, at most: each dot takes half a kilobyte
 
 
 def _shortened(text: str, most: int = 44) -> str:
@@ -52,7 +52,12 @@ def _plain(text: str) -> str:
 
 
 def of_request(request: RequestRows, key: str) -> list[Drawn]:
-    """All figures of a request."""
+    """All figures of a request.
+
+    Args:
+        request: Or the mean of several.
+        key: The prefix of their ids.
+    """
     makers = (by_phase, recovery, communication, roc, entropy)
     return [drawn for make in makers if (drawn := make(request, f"{key}-{make.__name__}"))]
 
@@ -149,7 +154,8 @@ def communication(request: RequestRows, name: str) -> Drawn | None:
             known = [
                 (100 * b, v) for b, then in request.budgets.items() if (v := then.get("recovered", key)) is not None
             ]
-            at, levels = [x for x, _ in known], [y for _, y in known]
+            at = [share_sent for share_sent, _ in known]
+            levels = [level for _, level in known]
             axes.scatter(at, levels, s=60, marker=marker, facecolors="none", edgecolors=colour, zorder=3)
         axes.set_xlabel("sent so far, in % of Retrain’s bytes")
 
@@ -185,7 +191,7 @@ def _both(point: Mapping[str, Any]) -> str:
 
 
 def roc(request: RequestRows, name: str) -> Drawn | None:
-    """How well somebody tells the forget data from data that never trained."""
+    """The ROC of telling the forget data from data that never trained."""
     known = {phase: r for phase in PHASES if (r := roc_of(request.row(phase)))}
     if not known:
         return None
@@ -235,7 +241,7 @@ def _tpr(request: RequestRows, phase: str, fpr: float) -> str:
 
 
 def entropy(request: RequestRows, name: str) -> Drawn | None:
-    """How sure the model is of forget and test data."""
+    """The predictive entropy on forget and test data."""
     phases = ("original", "retrained", "recovered")
     known = {p: d for p in phases if (d := density_of(request.row(p), "entropy"))}
     if not known:
@@ -349,12 +355,15 @@ _NEIGHBOURS = {"min": "the least logit", "entropy": "v*"}  # teachers that have 
 
 def over_v(runs: Sequence[RunResults], name: str) -> Drawn | None:
     """The gap in forget accuracy by the value that the fixed teacher gives to the true class."""
-    points, density = list[_AtV](), None
+    points: list[_AtV] = []
+    density = None
     others: dict[str, list[float]] = {}
     for run in runs:
-        teacher, data = run.method_options.get("teacher", "min"), json.dumps(run.recipe.get("data"), sort_keys=True)
+        teacher = run.method_options.get("teacher", "min")
+        v = number(run.method_options.get("v", 0.0))
+        data = json.dumps(run.recipe.get("data"), sort_keys=True)
         for request in run.requests:
-            gap, v = quantities.request_gap(request, "recovered"), number(run.method_options.get("v", 0.0))
+            gap = quantities.request_gap(request, "recovered")
             if gap is not None and teacher == "fixed" and v is not None:
                 points.append(_AtV(v, gap, request.get("recovered", "rounds") or 0.0, data))
                 density = density or density_of(request.row("original"), "true_logits")
@@ -385,7 +394,8 @@ def over_v(runs: Sequence[RunResults], name: str) -> Drawn | None:
             line = _line_through([p for p in inside if p.data == data])
             axes.plot(list(line), list(line.values()), color=FORGET, linewidth=1.2)
         _dots(axes, inside, "o", [p.v for p in inside], points)
-        left, right = [p for p in points if p.v < low], [p for p in points if p.v > high]
+        left = [p for p in points if p.v < low]
+        right = [p for p in points if p.v > high]
         _dots(axes, left, "<", [low] * len(left), points)
         _dots(axes, right, ">", [high] * len(right), points)
         axes.margins(x=0.08, y=0.18)
@@ -447,7 +457,7 @@ def label_counts(stored: object) -> dict[str, dict[str, float]]:
 
 
 def labels_by_client(runs: Sequence[RunResults], name: str) -> Drawn | None:
-    """Which client holds how many samples of which label; the runs share one federation."""
+    """The samples of each label at each client; the runs share one federation."""
     counts = label_counts(runs[0].clients)
     labels = sorted({k for held in counts.values() for k in held}, key=lambda k: (len(k), k))
     dots = sum(n > 0 for held in counts.values() for n in held.values())
@@ -487,7 +497,7 @@ def labels_by_client(runs: Sequence[RunResults], name: str) -> Drawn | None:
             f"Client {client}{' (leaving)' if client in leaving else ''}: {sum(held.values()):g} samples, {most_of}."
         )
     return Drawn(
-        "Who holds which labels",
+        "Labels by client",
         draw(name, paint, height=1.3 + row * len(clients)),
         f"Samples by client and label. {' '.join(words)}",
         f"A dot’s area is the number of samples; the largest stands for {most:g}.",

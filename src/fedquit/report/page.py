@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page itself: what stands where, and how much of it where there are many runs."""
+"""The page itself: its sections, and which of them are folded away where there are many runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedquit.results.schema import PHASES, Row, number
 from fedquit.results.summary import MethodGroup, group_by_method
 from fedquit.results.words import NBSP, fixed, signed
 
-FEW = 3  # up to so many requests get their own two sentences
+FEW = 3  # up to so many requests have sentences of their own
 MANY = 6  # with more runs, figures show the mean of each method, and the runs are folded away
-MOST = 16  # so many methods get figures of their own
+MOST = 16  # methods with figures of their own, at most
 
 
 def page(results: ResultSet) -> str:
@@ -67,7 +67,7 @@ def page(results: ResultSet) -> str:
 
 
 def _names(runs: Sequence[RunResults]) -> dict[RunResults, str]:
-    """Titles, told apart by the folder where two are the same, and by a number where that is the same, too."""
+    """The titles of the runs; with the folder where two are the same, and a number where that is the same, too."""
     titles = Counter(run.name for run in runs)
     names = {run: f"{run.name} ({run.folder})" if titles[run.name] > 1 else run.name for run in runs}
     again = Counter(names.values())

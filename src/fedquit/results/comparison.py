@@ -186,8 +186,8 @@ def compare_outcomes(
         methods: In the order of the table; the others are paired with the first one that came through.
         retrain_again: By target and seed, the row of Retrain with another seed.
     """
-    served = requests_of(outcomes, retrain_again)
-    shared = distinct(request for requests in served.values() for request in requests)
+    by_method = requests_of(outcomes, retrain_again)
+    shared = distinct(request for requests in by_method.values() for request in requests)
     table = []
     if shared:
         table += [
@@ -197,10 +197,10 @@ def compare_outcomes(
     twice = [request for request in shared if request.row(AGAIN)]
     if twice:
         table.append(_line_of_retrain_again(twice))
-    first = next((served[method] for method in methods if served.get(method)), None)
+    first = next((by_method[method] for method in methods if by_method.get(method)), None)
     for method in methods:
         mine = [outcome for outcome in outcomes if outcome.method == method]
-        requests = served.get(method, [])
+        requests = by_method.get(method, [])
         table.append(
             summarise(
                 method,
@@ -224,15 +224,15 @@ def requests_of(outcomes: Sequence[Outcome], retrain_again: RetrainAgain) -> dic
     keys = (*COMPARED, DISTANCE)
     means = {key: mean(sizes.get(key) for sizes in own.values()) for key in keys}
     overall = {key: size for key, size in means.items() if size is not None}
-    served: dict[str, list[RequestRows]] = {}
+    by_method: dict[str, list[RequestRows]] = {}
     for outcome in done:
         fields = {"method": outcome.method, "request": 0, "clients": members(outcome.target), "seed": outcome.seed}
         rows = [{**fields, **row} for row in outcome.rows]
         if outcome.place in retrain_again:
             rows.append({**fields, **retrain_again[outcome.place], "phase": AGAIN})
         spreads = Spreads(own=own.get(outcome.place, {}), overall=overall)
-        served.setdefault(outcome.method, []).append(RequestRows(0, rows, spreads))
-    return served
+        by_method.setdefault(outcome.method, []).append(RequestRows(0, rows, spreads))
+    return by_method
 
 
 def _line_of_retrain_again(requests: Sequence[RequestRows]) -> MethodSummary:

@@ -277,13 +277,13 @@ class MethodGroup:
 
 def group_by_method(runs: Iterable[RunResults]) -> list[MethodGroup]:
     """The requests of all runs by method; settings in which the runs of a method differ become part of its name."""
-    served: dict[str, list[tuple[dict[str, str], RequestRows]]] = {}
+    by_method: dict[str, list[tuple[dict[str, str], RequestRows]]] = {}
     for run in runs:
         settings = _flat(run.recipe)
         for request in run.requests:
-            served.setdefault(request.method, []).append((settings, request))
+            by_method.setdefault(request.method, []).append((settings, request))
     groups: dict[str, list[RequestRows]] = {}
-    for method, requests in served.items():
+    for method, requests in by_method.items():
         recipes = [settings for settings, _ in requests]
         keys = dict.fromkeys(key for settings in recipes for key in settings)
         varied = [key for key in keys if len({settings.get(key) for settings in recipes}) > 1]
