@@ -7,12 +7,14 @@ records alone.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from statistics import fmean
+
+from fedquit.results import quantities
+from fedquit.results.folders import RunResults, read_record
+from fedquit.results.requests import RequestRows
 
 MEASURES = {
     "test_acc": "test",
@@ -37,70 +39,75 @@ PAPER_GAPS: dict[str, tuple[float | None, ...]] = {
 }
 CLOSE, CLOSE_GAP = 5.0, 4.0  # points: what counts as agreeing, of means and of gaps to Retrain
 
-Row = dict[str, Any]
 
-
-def records(folder: Path) -> list[dict[str, Any]]:
+def records(folder: Path) -> list[RunResults]:
     """What was recorded, in the order of the file names."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [read_record(path) for path in sorted(folder.glob("*.json"))]
 
 
-def _rows(runs: Iterable[dict[str, Any]], method: str, phase: str) -> list[Row]:
-    found = {
-        tuple(row["clients"]): row
-        for run in runs
-        for row in run["rows"]
-        if row["phase"] == phase and row["method"] == method
-    }
-    return [found[key] for key in sorted(found)]
+def _requests(runs: Sequence[RunResults], method: str) -> list[RequestRows]:
+    """The requests that a method served, by client; Original and Retrain are rows of every request."""
+    shared = method in ("original", "retrain")
+    every = [request for run in runs for request in run.requests if shared or request.method == method]
+    by_clients = {request.clients: request for request in every}
+    return [by_clients[clients] for clients in sorted(by_clients)]
 
 
-def rows_table(runs: list[dict[str, Any]]) -> str:
+def _levels(requests: Sequence[RequestRows], phase: str, measure: str) -> list[float]:
+    levels = [request.get(phase, measure) for request in requests]
+    return [level for level in levels if level is not None]
+
+
+def _gap(requests: Sequence[RequestRows], measure: str) -> float:
+    gap = quantities.absolute_gap(requests, measure)
+    if gap is None:
+        raise SystemExit(f"the records have no gap in {measure}: take records with a Retrain.")
+    return gap.mean
+
+
+def rows_table(runs: Sequence[RunResults]) -> str:
     """Means over the clients that left, ours and the paper's."""
     head = "| | whose | " + " | ".join(MEASURES.values()) + " | rounds |"
     lines = [head, "|---|---|" + "---:|" * (len(MEASURES) + 1)]
     for (method, phase), theirs in PAPER.items():
-        rows = _rows(runs, method, phase)
-        ours = [mean(row[m] for row in rows) for m in MEASURES]
-        rounds = f"{mean(row['rounds'] for row in rows):.1f}" if phase == "recovered" else ""
-        each = "; ".join(_named(row) for row in rows)
+        requests = _requests(runs, method)
+        ours = [fmean(_levels(requests, phase, measure)) for measure in MEASURES]
+        rounds = f"{fmean(_levels(requests, phase, 'rounds')):.1f}" if phase == "recovered" else ""
+        each = "; ".join(request.target for request in requests)
         title = phase if method in ("original", "retrain") else f"{method}, {phase}"
-        lines.append(f"| {title} | ours ({each}) | " + " | ".join(f"{v:.1f}" for v in ours) + f" | {rounds} |")
-        lines.append("| | paper | " + " | ".join("" if v is None else f"{v:.1f}" for v in theirs) + " | |")
+        lines.append(f"| {title} | ours ({each}) | {_cells(ours)} | {rounds} |")
+        lines.append(f"| | paper | {_cells(theirs)} | |")
     return "\n".join(lines)
 
 
-def _named(row: Row) -> str:
-    return f"client {', '.join(map(str, row['clients']))}"
+def _cells(values: Sequence[float | None]) -> str:
+    return " | ".join("" if value is None else f"{value:.1f}" for value in values)
 
 
-def gaps_table(runs: list[dict[str, Any]]) -> str:
+def gaps_table(runs: Sequence[RunResults]) -> str:
     """Mean absolute gaps to Retrain after recovery, ours and the paper's."""
     lines = ["| method | whose | " + " | ".join(MEASURES.values()) + " |", "|---|---|" + "---:|" * len(MEASURES)]
-    gold = {tuple(r["clients"]): r for r in _rows(runs, "retrain", "retrained")}
     for method, theirs in PAPER_GAPS.items():
-        rows = _rows(runs, method, "recovered")
-        ours = [mean(abs(r[m] - gold[tuple(r["clients"])][m]) for r in rows) for m in MEASURES]
-        lines.append(f"| {method} | ours | " + " | ".join(f"{v:.1f}" for v in ours) + " |")
-        lines.append("| | paper | " + " | ".join("" if v is None else f"{v:.1f}" for v in theirs) + " |")
+        requests = _requests(runs, method)
+        lines.append(f"| {method} | ours | {_cells([_gap(requests, measure) for measure in MEASURES])} |")
+        lines.append(f"| | paper | {_cells(theirs)} |")
     return "\n".join(lines)
 
 
-def verdict(runs: list[dict[str, Any]]) -> str:
+def verdict(runs: Sequence[RunResults]) -> str:
     """Whether means and gaps agree with the paper's, and by how much at most they differ."""
-    apart = [
-        abs(mean(row[m] for row in _rows(runs, *key)) - theirs)
-        for key, row_of_paper in PAPER.items()
-        for m, theirs in zip(list(MEASURES)[:2], row_of_paper, strict=False)
-        if theirs is not None
-    ]
-    gold = {tuple(r["clients"]): r for r in _rows(runs, "retrain", "retrained")}
-    gaps = [
-        abs(mean(abs(r[m] - gold[tuple(r["clients"])][m]) for r in _rows(runs, method, "recovered")) - theirs)
-        for method, row_of_paper in PAPER_GAPS.items()
-        for m, theirs in zip(MEASURES, row_of_paper, strict=True)
-        if theirs is not None
-    ]
+    apart = []
+    for (method, phase), row_of_paper in PAPER.items():
+        requests = _requests(runs, method)
+        for measure, theirs in zip(list(MEASURES)[:2], row_of_paper, strict=False):
+            if theirs is not None:
+                apart.append(abs(fmean(_levels(requests, phase, measure)) - theirs))
+    gaps = []
+    for method, row_of_paper in PAPER_GAPS.items():
+        requests = _requests(runs, method)
+        for measure, theirs in zip(MEASURES, row_of_paper, strict=True):
+            if theirs is not None:
+                gaps.append(abs(_gap(requests, measure) - theirs))
     agree = "agree" if max(apart) <= CLOSE and max(gaps) <= CLOSE_GAP else "do NOT agree"
     return (
         f"Test and retain accuracy differ from the paper's means by at most {max(apart):.1f} points (allowed "
@@ -108,17 +115,19 @@ def verdict(runs: list[dict[str, Any]]) -> str:
     )
 
 
-def computed(runs: list[dict[str, Any]]) -> str:
-    """With what, and how long it took."""
+def computed(runs: Sequence[RunResults]) -> str:
+    """The machine and versions of the runs, and how long they took."""
     run = runs[0]
-    (original,), retrained = _rows(runs[:1], "original", "original"), _rows(runs, "retrain", "retrained")
-    versions = ", ".join(f"{k} {v}" for k, v in run["versions"].items())
-    seconds = ", ".join(f"{r['seconds']:.0f} s without {_named(r)}" for r in retrained)
+    machine = run.extra["computed"]
+    original = fmean(_levels(run.requests, "original", "seconds"))
+    requests = _requests(runs, "retrain")
+    took = zip(requests, _levels(requests, "retrained", "seconds"), strict=True)
+    retrains = ", ".join(f"{seconds:.0f} s without {request.target}" for request, seconds in took)
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    hashes = ", ".join(f"`{each.extra['recipe_hash']}`" for each in runs)
     return (
-        f"{run['computed']['device']}, {run['computed']['precision']}; {versions}. 200 rounds took "
-        f"{original['seconds']:.0f} s with all ten clients, {seconds}. Recipe hashes: "
-        + ", ".join(f"`{r['recipe_hash']}`" for r in runs)
-        + "."
+        f"{machine['device']}, {machine['precision']}; {versions}. 200 rounds took "
+        f"{original:.0f} s with all ten clients, {retrains}. Recipe hashes: {hashes}."
     )
 
 

@@ -27,9 +27,10 @@ from fedquit.data import Dataset, load_dataset
 from fedquit.errors import FedquitError, InputError, UnknownNameError
 from fedquit.methods import METHODS
 from fedquit.report import write_report
+from fedquit.results.comparison import Outcome, RetrainAgain, compare_outcomes, named
+from fedquit.results.summary import MethodSummary
 from fedquit.running.training_cache import Silent
 from fedquit.studies.comparison import chosen_methods, compare, default_targets, parse_targets
-from fedquit.studies.comparison_table import Floor, Line, Outcome, named, summarised
 from fedquit.studies.workers import WorkerLostError, WorkerPool
 from worlds import TINY, tiny
 
@@ -234,7 +235,7 @@ def test_budgets_are_summed_up_over_the_runs_that_they_pay_for(
     lines, _ = compare(given, ["fedquit", "mode"], [0, 1], 1, tmp_path, overview=Quiet())
     bought = {line.method: line.budgets for line in lines if line.phase == "recovered"}
     assert bought["fedquit"].keys() == {"0.05", "0.9"}
-    assert bought["fedquit"]["0.05"] == {"runs": 0}, "less than its unlearning costs"
+    assert bought["fedquit"]["0.05"]["runs"] == 0, "less than its unlearning costs"
     later = bought["fedquit"]["0.9"]
     assert later["runs"] == 2
     assert 0.5 < later["spent"] <= 0.9
@@ -259,7 +260,7 @@ def test_clients_that_leave_together_are_one_target(tmp_path: Path) -> None:
     lines, outcomes = compare(recipe(), methods, [(0, 1), (2, 3), 0], 1, tmp_path, overview=watch)
     assert {tuple(o.rows[0]["clients"]) for o in outcomes if o.rows} == {(0, 1), (2, 3), (0,)}
     assert [line.runs for line in lines] == [3, 3, 3, 3, 3, 2]
-    assert lines[4].against_first["forget_acc"]["units"] == 3
+    assert lines[4].against_first["forget_acc"].units == 3
     assert watch.titles[0] == "0/12 fedquit, clients 0 and 1, seed 0"
     folders = {path.name for path in (tmp_path / "seed-0").iterdir()}
     assert folders == {"clients-0+1", "clients-2+3", "client-0"}
@@ -388,8 +389,8 @@ def test_the_table_by_hand() -> None:
         outcome("free", 1, (90.0, 50.0, 90.0), 0, 0.0),
         dataclasses.replace(outcome("free", 2, (90.0, 60.0, 90.0), 0, 0.0), failure="no", rows=()),
     ]
-    floor: Floor = {(t, 0): {**found[0].at("retrained"), "forget_acc": acc} for t, acc in ((1, 54.5), (2, 60.5))}
-    original, retrain, again, a, free = summarised(found, ["a", "free"], floor)
+    floor: RetrainAgain = {(t, 0): {**found[0].at("retrained"), "forget_acc": acc} for t, acc in ((1, 54.5), (2, 60.5))}
+    original, retrain, again, a, free = compare_outcomes(found, ["a", "free"], floor)
     assert again.gaps["forget_acc"] == 2.5
     assert (a.inside_floor, free.inside_floor) == (("test_acc",), ("test_acc",))
     assert original.means == {"test_acc": 80.0, "forget_acc": 90.0}
@@ -404,7 +405,7 @@ def test_the_table_by_hand() -> None:
     assert a.flops_saved == 10.0
     assert (free.runs, free.bytes_saved, free.failures) == (1, None, ("no",))
     assert math.isclose(free.gaps["forget_acc"], 40.0)
-    assert isinstance(free, Line)
+    assert isinstance(free, MethodSummary)
 
 
 def gaps_of(method: str, sizes: dict[tuple[int, int], float]) -> list[Outcome]:
@@ -420,17 +421,19 @@ def test_methods_are_compared_with_the_first_target_by_target() -> None:
     found += gaps_of("alike", {(t, 0): t + size for t, size in zip(targets, (5.0, -0.5, -0.5, -0.5), strict=True)})
     for o in found:
         o.at("recovered")["forget_js"] = {"a": 0.1, "worse": 0.3, "alike": 0.1}[o.method]
-    first, worse, alike = [line for line in summarised(found, ["a", "worse", "alike"], {}) if line.phase == "recovered"]
+    first, worse, alike = [
+        line for line in compare_outcomes(found, ["a", "worse", "alike"], {}) if line.phase == "recovered"
+    ]
     assert first.against_first == {}
     pair = worse.against_first["forget_acc"]
-    assert pair["mean"] == pytest.approx(5.425)
+    assert pair.mean == pytest.approx(5.425)
     half = 3.182446 * statistics.stdev((5.0, 6.0, 5.5, 5.2)) / 2  # Student's with three degrees of freedom
-    assert pair["low"] == pytest.approx(5.425 - half, abs=1e-4)
-    assert pair["high"] == pytest.approx(5.425 + half, abs=1e-4)
-    assert (pair["units"], pair["different"]) == (4, True)
-    assert alike.against_first["forget_acc"]["different"] is False
-    assert worse.against_first["test_acc"]["mean"] == 0.0
-    assert worse.against_first["forget_js"]["mean"] == pytest.approx(0.2)
+    assert pair.low == pytest.approx(5.425 - half, abs=1e-4)
+    assert pair.high == pytest.approx(5.425 + half, abs=1e-4)
+    assert (pair.units, pair.different) == (4, True)
+    assert alike.against_first["forget_acc"].different is False
+    assert worse.against_first["test_acc"].mean == 0.0
+    assert worse.against_first["forget_js"].mean == pytest.approx(0.2)
     assert "avg_gap" not in worse.against_first, "a run without the attacks has no average"
 
 
@@ -440,8 +443,8 @@ def test_tug_of_war_is_taken_run_by_run_and_the_divergence_has_a_floor() -> None
         for row in o.rows:
             row["retain_acc"] = 70.0
         o.at("recovered")["forget_js"] = apart
-    again: Floor = {(t, 0): {**found[0].at("retrained"), "forget_js": js} for t, js in ((1, 0.25), (2, 0.2))}
-    *_, floor, a = summarised(found, ["a"], again)
+    again: RetrainAgain = {(t, 0): {**found[0].at("retrained"), "forget_js": js} for t, js in ((1, 0.25), (2, 0.2))}
+    *_, floor, a = compare_outcomes(found, ["a"], again)
     assert a.tug_of_war == pytest.approx((1.0 + 0.6) / 2)
     assert a.tug_of_war_mia is None
     assert a.gaps["forget_js"] == pytest.approx(0.2)
@@ -452,13 +455,13 @@ def test_tug_of_war_is_taken_run_by_run_and_the_divergence_has_a_floor() -> None
 def test_seeds_of_one_target_are_not_counted_as_targets() -> None:
     at = [(t, s) for t in (1, 2) for s in (0, 1, 2)]
     found = gaps_of("a", dict.fromkeys(at, 1.0)) + gaps_of("b", {(t, s): 2.0 + s for t, s in at})
-    *_, b = summarised(found, ["a", "b"], {})
-    assert b.against_first["forget_acc"]["units"] == 2
-    assert b.against_first["forget_acc"]["mean"] == pytest.approx(2.0)
+    *_, b = compare_outcomes(found, ["a", "b"], {})
+    assert b.against_first["forget_acc"].units == 2
+    assert b.against_first["forget_acc"].mean == pytest.approx(2.0)
     only = [o for o in found if o.target == 1]
-    *_, b = summarised(only, ["a", "b"], {})
-    assert b.against_first["forget_acc"]["units"] == 3, "with one target its seeds are all there is"
-    *_, b = summarised([o for o in only if o.seed == 0], ["a", "b"], {})
+    *_, b = compare_outcomes(only, ["a", "b"], {})
+    assert b.against_first["forget_acc"].units == 3, "with one target its seeds are all there is"
+    *_, b = compare_outcomes([o for o in only if o.seed == 0], ["a", "b"], {})
     assert b.against_first == {}, "one run cannot be compared"
     assert b.deviations == {}, "nor has it a spread"
 
@@ -471,9 +474,9 @@ def test_groups_are_paired_as_whole_targets_beside_single_clients() -> None:
     found = gaps_of("a", dict.fromkeys(at, 1.0)) + gaps_of("b", {(t, s): 2.0 + t for t, s in at})
     mixed = list(map(together, found))
     assert {o.target for o in mixed} == {(10, 2), (10, 3), 9}
-    (*_, plain), (*_, grouped) = (summarised(outcomes, ["a", "b"], {}) for outcomes in (found, mixed))
-    assert grouped.against_first["forget_acc"]["units"] == 3
-    assert grouped.against_first["forget_acc"]["mean"] == plain.against_first["forget_acc"]["mean"] == pytest.approx(5)
+    (*_, plain), (*_, grouped) = (compare_outcomes(outcomes, ["a", "b"], {}) for outcomes in (found, mixed))
+    assert grouped.against_first["forget_acc"].units == 3
+    assert grouped.against_first["forget_acc"].mean == plain.against_first["forget_acc"].mean == pytest.approx(5)
 
 
 def test_the_report_of_a_comparison_says_what_was_compared_and_what_failed(

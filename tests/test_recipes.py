@@ -22,9 +22,9 @@ from fedquit.engine.optim import OPTIMIZERS
 from fedquit.methods import METHODS
 from fedquit.report.drawing import Drawn
 from fedquit.report.figures import labels_by_client
+from fedquit.results.comparison import members
 from fedquit.running.recipe import Recipe, load, packaged
 from fedquit.studies.comparison import parse_targets
-from fedquit.studies.comparison_table import members
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "recipes.md").read_text()

@@ -14,10 +14,11 @@ from fedquit.audit.attacks.roc import auc, roc
 from fedquit.cli import main
 from fedquit.errors import InputError
 from fedquit.report import write_report
+from fedquit.results.comparison import Outcome, compare_outcomes
+from fedquit.results.references import is_farther
 from fedquit.running.recipe import build
 from fedquit.running.training_cache import Silent
 from fedquit.studies.comparison import compare
-from fedquit.studies.comparison_table import Outcome, summarised
 from fedquit.studies.many_models import (
     Evidence,
     Halves,
@@ -27,7 +28,6 @@ from fedquit.studies.many_models import (
     TruePositiveRates,
     compared,
     gathered,
-    is_farther,
 )
 from worlds import tiny
 
@@ -137,8 +137,10 @@ def test_over_several_targets_the_means_are_judged(tmp_path: Path) -> None:
     row = {"rounds": 0, "client_epochs": 0.0, "down_bytes": 0, "up_bytes": 0}
     rows = tuple(row | {"phase": phase} for phase in ("original", "retrained", "unlearned", "recovered"))
     both = (halved(2.0, 0.4, near), halved(6.0, 0.1, far))
-    outcomes = [Outcome("a", t, 0, tmp_path, rows, evidence=evidence) for t, evidence in enumerate(both)]
-    many = list(summarised(outcomes, ["a"], {}))[-1].references
+    outcomes = [
+        Outcome("a", t, 0, tmp_path, rows, evidence=dataclasses.asdict(evidence)) for t, evidence in enumerate(both)
+    ]
+    many = list(compare_outcomes(outcomes, ["a"], {}))[-1].references
     assert many["klom"] == pytest.approx((near.klom + far.klom) / 2)
     assert many["halves"]["klom"] == {"method": 4.0, "retrain": 2.0, "farthest": 3.0, "different": True}
     quality = many["halves"]["forgetting_quality"]

@@ -131,7 +131,7 @@ def test_two_sentences_tell_what_was_forgotten_at_what_cost_and_how_close_to_ret
         "41 rounds of recovery it is 45.6 %, 20.0 points above Retrain, which never saw that data (25.6 %). "
         "The price of forgetting: the retained clients’ loss rose by 0.274, test accuracy ended at 43.4 % "
         "against Retrain’s 23.4 %, and that took 74.6 s where Retrain took 22.3 s; "
-        "how sure is open, without a hold-out or a second Retrain to compare with."
+        "whether that is chance was not measured: there is neither a hold-out nor a second Retrain to compare with."
     ) in said
     assert NOTE in said
 
@@ -168,7 +168,7 @@ def test_many_requests_are_told_by_the_method_that_came_nearest(tmp_path: Path) 
     assert (
         "Recovery took 7 rounds, the price of forgetting (the change of the retained clients’ loss) was −0.500" in said
     )
-    assert "the gap in forget accuracy is 0.0 points, and how sure is open" in said
+    assert "the gap in forget accuracy is 0.0 points; whether that is chance was not measured" in said
     assert NOTE in said
     line = ["pga", "15.6", "35.6", "25.6", "25.6", "0.0", "43.4", "23.4", "7", "−0.500"]
     assert ["run-1", *line] in cells(html)
@@ -293,7 +293,7 @@ def test_a_folder_without_results_gives_a_sentence_that_says_what_to_do(tmp_path
     ],
 )
 def test_damaged_results_give_a_sentence(tmp_path: Path, content: object) -> None:
-    with pytest.raises(StoreError, match=r"results\.json is damaged \(.*\): delete it and run the same recipe"):
+    with pytest.raises(StoreError, match=r"results\.json is damaged \(.*\): restore it from a backup, or run the same"):
         load_results(store(tmp_path, content))
 
 

@@ -156,7 +156,7 @@ def test_a_comparison_with_many_models_takes_sequences(tmp_path: Path, cache: Pa
     methods = ["fedquit", "not"]
     lines, outcomes = compare(talking(), methods, [1], 1, tmp_path, overview=Unwatched(), cache=cache, references=4)
     assert [o.failure for o in outcomes] == ["", ""]
-    assert all(o.evidence is not None and 0 <= o.evidence.ulira_accuracy <= 1 for o in outcomes)
+    assert all(o.evidence is not None and 0 <= o.evidence["ulira_accuracy"] <= 1 for o in outcomes)
     assert {line.method for line in lines} >= set(methods)
 
 

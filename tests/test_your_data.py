@@ -67,7 +67,7 @@ def test_the_commands_of_the_page_run_as_they_stand(ours: Path, monkeypatch: pyt
         assert sum(results["writers"]["clients"][client]) == len(positions) - held
     assert results["drawn"]["clients"] != results["writers"]["clients"]
     page = (ours / "runs" / "writers" / "report.html").read_text()
-    assert "Who holds which labels" in page
+    assert "Labels by client" in page
     assert results["drawn"]["rows"][0]["test_acc"] > 30, "it has learnt something"
 
 

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedquit.audit.attacks.rmia import rmia, tuned_a
-from fedquit.audit.attacks.roc import Interval, auc
+from fedquit.audit.attacks.roc import auc
 from fedquit.audit.scores import Floats
 from fedquit.errors import InputError
+from fedquit.results.intervals import Interval
 from signal_world import Kind, phi_over_models
 
 quick = settings(max_examples=40)

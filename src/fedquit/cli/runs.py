@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +17,8 @@ from fedquit.cli.screen import LOOK, PLAIN, AsJson, Bars
 from fedquit.cli.screen import out as screen
 
 if TYPE_CHECKING:
+    from fedquit.results.summary import MethodSummary
     from fedquit.running.recipe import Recipe
-    from fedquit.studies.comparison_table import Line
     from fedquit.studies.sweep import Sweep
 
 
@@ -45,15 +46,19 @@ def _set_threads(recipe: Recipe) -> None:
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    from fedquit.results.schema import ACCURACIES, number
+    from fedquit.results.words import fixed
+
     table = Table(title=title, **LOOK)
     for name in ("phase", "method", "clients"):
         table.add_column(name)
     for name in ("test", "retain", "forget", "rounds", "seconds"):
         table.add_column(name, justify="right")
     for row in rows:
-        measures = [f"{v:.1f}" if (v := row[k]) is not None else "–" for k in ("test_acc", "retain_acc", "forget_acc")]
+        measures = [fixed(number(row.get(key))) for key in ACCURACIES]
         clients = ", ".join(map(str, row["clients"])) + (" (samples)" if row["samples"] else "")
-        table.add_row(row["phase"], row["method"], clients, *measures, str(row["rounds"]), f"{row['seconds']:.1f}")
+        work = (str(row["rounds"]), f"{row['seconds']:.1f}")
+        table.add_row(row["phase"], row["method"], clients, *measures, *work)
     return table
 
 
@@ -80,7 +85,7 @@ def demo(
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
-    """See a client forgotten, in under a minute: real images, ten clients, FedQUIT, and Retrain beside it."""
+    """See a client forgotten, in under a minute: real images, ten clients, FedQUIT, and Retrain to compare with."""
     from fedquit.running.recipe import load
 
     _carry_out(load("demo"), out, cache, as_json=as_json)
@@ -115,27 +120,27 @@ def sweep(
 
     _set_threads(recipe)
     with Bars() as bars:
-        found = sweep_rates(recipe, parse_rates(lr), rounds, out, cache=cache, reporter=bars)
+        outcome = sweep_rates(recipe, parse_rates(lr), rounds, out, cache=cache, reporter=bars)
     if as_json:
-        typer.echo(json.dumps(found.to_dict()))
+        typer.echo(json.dumps(outcome.to_dict()))
     else:
-        _print_sweep(found, rounds)
+        _print_sweep(outcome, rounds)
 
 
-def _print_sweep(found: Sweep, rounds: int) -> None:
+def _print_sweep(outcome: Sweep, rounds: int) -> None:
     after = f"{rounds} recovery round" + ("s" if rounds != 1 else "")
     table = Table(title=f"Forget against holdout data, right after unlearning and after {after}", **LOOK)
     for name in ("lr", "unlearned", "forget", "holdout", "test", "AUC ± 95 %"):
         table.add_column(name, justify="right")
     table.add_column("verdict")
-    for c in (found.before, *found.candidates):
+    for c in (outcome.before, *outcome.candidates):
         accuracies = [f"{a:.1f}" for a in (c.unlearned_acc, c.forget_acc, c.holdout_acc, c.test_acc)]
         auc = f"{c.auc:.3f} ± {(c.auc_high - c.auc_low) / 2:.3f}"
-        mark = " ←" if c is found.chosen else ""
+        mark = " ←" if c is outcome.chosen else ""
         table.add_row(f"{c.lr:g}" if c.lr else "before", *accuracies, auc, c.verdict + mark)
     screen.print(table)
-    taken = f"Take lr = {found.chosen.lr:g}: " if found.chosen else "No rate can be named: "
-    screen.print(f"{taken}{found.reason}.", highlight=False)
+    taken = f"Take lr = {outcome.chosen.lr:g}: " if outcome.chosen else "No rate can be named: "
+    screen.print(f"{taken}{outcome.reason}.", highlight=False)
 
 
 @on_a_recipe
@@ -146,12 +151,12 @@ def compare(
     targets: Annotated[
         str | None,
         typer.Option(
-            help="Who leaves: 0,1,2 in turn, 0+1,2+3 together, or all in turn; else 0, or the recipe's group."
+            help="The clients that leave: 0,1,2 in turn, 0+1,2+3 together, or all in turn; else 0, or the recipe's."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
     references: Annotated[int, typer.Option(help="More seeds of each erasure: RMIA, LiRA, U-LiRA, KLoM, epsilon.")] = 0,
-    jobs: Annotated[int, typer.Option(help="Processes side by side; 0: one for each core where that pays.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Worker processes; 0: one for each core where that pays.")] = 0,
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
@@ -173,7 +178,7 @@ def compare(
         typer.echo(json.dumps(read_json(out / "comparison.json")))
     else:
         _print_comparison(recipe, lines, out)
-    if any(o.failure for o in outcomes):
+    if any(outcome.failure for outcome in outcomes):
         raise typer.Exit(1)
 
 
@@ -187,68 +192,107 @@ _COLUMNS = {
 }
 
 
-def _print_comparison(recipe: Recipe, lines: list[Line], out: Path) -> None:
+def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path) -> None:
     title = f"{escape(recipe.title) or 'Comparison'}: in %, (gap to Retrain ± deviation)"
-    table = Table(title=title, **LOOK)
-    table.add_column("method", no_wrap=True)
-    shown = {m: head for m, head in _COLUMNS.items() if m != "backdoor_asr" or any(m in line.means for line in lines)}
-    heads = (*shown.values(), "Avg. gap", "unlearned", "rounds", "bytes", "epochs", "FLOPs")
-    for name in heads:
-        table.add_column(name, justify="right", no_wrap=True)
-    for line in lines:
-        if not line.means:
-            table.add_row(line.method, "failed", *[""] * (len(heads) - 1))
-            continue
-        cells = [_with_gap(line, m) for m in shown]
-        average = "" if line.avg_gap is None else f"{_mark(line, 'avg_gap')}{line.avg_gap:.1f}"
-        before = f"{line.unlearned['test_acc']:.0f}/{line.unlearned['forget_acc']:.0f}" if line.unlearned else ""
-        rounds = "" if line.recovery_rounds is None else f"{line.recovery_rounds:.1f}"
-        saved = [_times(line, s) for s in (line.bytes_saved, line.epochs_saved, line.flops_saved)]
-        table.add_row(line.method, *cells, average, before, rounds, *saved)
-    screen.print(table)
-    screen.print("unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain.")
-    screen.print("retrain again: another seed, the noise floor; a gap marked ≈ is no larger, hence no difference.")
-    _print_budgets(lines)
+    screen.print(comparison_table(title, lines))
+    screen.print("unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain,")
+    screen.print("with the work of clients and server, for unlearning and recovery together.")
+    screen.print("retrain again: Retrain with another seed; a gap marked ≈ is no larger than this Retrain-vs-Retrain")
+    screen.print("spread over the same targets, hence no difference.")
+    if any(line.budgets for line in lines):
+        screen.print(budget_table(lines))
     _print_paired(lines)
     _print_references(lines)
     for line in lines:
         for why in line.failures:
-            screen.print(f"[bold]{line.method}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
+            screen.print(f"[bold]{escape(line.method)}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
     screen.print(f"Report: {out / 'report.html'}\nTable: {out / 'comparison.json'}", **PLAIN)
 
 
-def _print_budgets(lines: list[Line]) -> None:
-    """What each share of Retrain's bytes pays for."""
+def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
+    """The lines of a comparison as a table for the terminal.
+
+    Args:
+        title: In the markup of rich.
+        lines: Of `comparison.json`.
+    """
+    table = Table(title=title, **LOOK)
+    table.add_column("method", no_wrap=True)
+    planted = any("backdoor_asr" in line.means for line in lines)
+    shown = {key: head for key, head in _COLUMNS.items() if key != "backdoor_asr" or planted}
+    heads = (*shown.values(), "Avg. gap", "unlearned", "rounds", "bytes", "epochs", "FLOPs")
+    for name in heads:
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in lines:
+        if not line.runs:
+            table.add_row(escape(line.method), "failed", *[""] * (len(heads) - 1))
+            continue
+        levels = [_with_gap(line, key) for key in shown]
+        average = "" if line.avg_gap is None else f"{_mark(line, 'avg_gap')}{line.avg_gap:.1f}"
+        table.add_row(escape(line.method), *levels, average, _before(line), _rounds(line), *_cheaper(line))
+    return table
+
+
+def _before(line: MethodSummary) -> str:
+    """Test and forget accuracy before recovery."""
+    from fedquit.results.words import fixed
+
+    levels = [line.unlearned.get(key) for key in ("test_acc", "forget_acc")]
+    return "/".join(fixed(level, 0) for level in levels) if line.unlearned else ""
+
+
+def _rounds(line: MethodSummary) -> str:
+    return "" if line.recovery_rounds is None else f"{line.recovery_rounds:.1f}"
+
+
+def _cheaper(line: MethodSummary) -> list[str]:
+    """How many times cheaper than Retrain in bytes, epochs and FLOPs."""
+    from fedquit.results.words import times
+
+    spent = {"bytes": line.bytes, "epochs": line.epochs, "flops": line.flops}
+    if line.phase == "retrained":
+        return ["" if amount is None else "1.0×" for amount in spent.values()]
+    if line.phase != "recovered":
+        return [""] * len(spent)
+    saved = (line.bytes_saved, line.epochs_saved, line.flops_saved)
+    return [times(ratio, amount) for ratio, amount in zip(saved, spent.values(), strict=True)]
+
+
+def budget_table(lines: Sequence[MethodSummary]) -> Table:
+    """What each share of Retrain's bytes pays for, as a table for the terminal."""
     known = [line for line in lines if line.budgets]
-    if not known:
-        return
     shares = sorted({float(share) for line in known for share in line.budgets})
     table = Table(title="Avg. gap (test) within a share of Retrain's bytes", **LOOK)
     table.add_column("method", no_wrap=True)
     for share in shares:
         table.add_column(f"{share:.0%}", justify="right", no_wrap=True)
     for line in known:
-        bought = [line.budgets.get(f"{share:g}", {}) for share in shares]
-        table.add_row(line.method, *(_bought(one) for one in bought))
-    screen.print(table)
+        cells = [_at_budget(line.budgets.get(f"{share:g}")) for share in shares]
+        table.add_row(escape(line.method), *cells)
+    return table
 
 
-def _bought(found: dict[str, float]) -> str:
-    if not found.get("runs"):
-        return "out of reach"
-    gap = found.get("avg_gap", found.get("forget_acc_gap"))
-    return f"{'' if gap is None else f'{gap:.1f} '}({found['test_acc']:.1f})"
+def _at_budget(budget: Mapping[str, float] | None) -> str:
+    from fedquit.results.quantities import OUT_OF_REACH
+    from fedquit.results.words import fixed
+
+    if budget is None:
+        return ""
+    if not budget.get("runs"):
+        return OUT_OF_REACH
+    gap = budget.get("avg_gap", budget.get("forget_acc_gap"))
+    return f"{'' if gap is None else f'{gap:.1f} '}({fixed(budget.get('test_acc'))})"
 
 
-def _print_paired(lines: list[Line]) -> None:
+def _print_paired(lines: Sequence[MethodSummary]) -> None:
     """Whose gap in forget accuracy is larger than that of the first method, target by target."""
     first = next((line.method for line in lines if line.phase == "recovered" and line.runs), "")
     for line in lines:
-        found = line.against_first.get("forget_acc")
-        if found:
-            verdict = "a difference" if found["different"] else "not a difference"
-            interval = f"95 % interval {found['low']:+.1f} to {found['high']:+.1f}"
-            text = f"{line.method}: forget gap {found['mean']:+.1f} points against {first}'s ({interval}): {verdict}"
+        pair = line.against_first.get("forget_acc")
+        if pair:
+            verdict = "a difference" if pair.different else "not a difference"
+            interval = f"95 % interval {pair.low:+.1f} to {pair.high:+.1f}"
+            text = f"{line.method}: forget gap {pair.mean:+.1f} points against {first}'s ({interval}): {verdict}"
             screen.print(text, **PLAIN)
 
 
@@ -265,7 +309,7 @@ _MANY = {
 }
 
 
-def _print_references(lines: list[Line]) -> None:
+def _print_references(lines: Sequence[MethodSummary]) -> None:
     """What needs many models."""
     known = [line for line in lines if line.references]
     if not known:
@@ -277,42 +321,39 @@ def _print_references(lines: list[Line]) -> None:
     for line in known:
         cells = []
         for name, form in _MANY.values():
-            cells.append(form.format(_number(line.references[name])) + _in_its_place(line.references, name, form))
-        table.add_row(line.method, *cells)
+            cells.append(form.format(_value(line.references[name])) + _of_retrain(line.references, name, form))
+        table.add_row(escape(line.method), *cells)
     screen.print(table)
     if any("halves" in line.references for line in known):
         screen.print("KLoM, F, epsilon: (the method/Retrain with half the models, ≈ where that is no difference).")
     screen.print("U-LiRA, LiRA, RMIA: found at 1 % false alarms; U-LiRA right: 50 % cannot tell; F: 1 is alike.")
 
 
-def _in_its_place(found: dict[str, Any], name: str, form: str) -> str:
-    """What Retrain gets, beside the method's where both are measured with half of the models."""
-    half, floor = found.get("halves", {}).get(name), found.get(f"{name}_floor")
+def _of_retrain(references: Mapping[str, Any], name: str, form: str) -> str:
+    """What Retrain gets in the method's place; with half of the models, the method's number stands beside it."""
+    half = references.get("halves", {}).get(name)
     if half:
         mark = "" if half["different"] else "≈"
         return f" ({mark}{form.format(half['method'])}/{form.format(half['retrain'])})"
-    return f" ({form.format(_number(floor))})" if floor is not None else ""
+    retrain = references.get(f"{name}_floor")
+    return f" ({form.format(_value(retrain))})" if retrain is not None else ""
 
 
-def _number(found: float | dict[str, Any]) -> float:
-    """Itself, or the share found at 1 % false alarms."""
-    return float(found["at_1"]["value"]) if isinstance(found, dict) else found
+def _value(measured: float | Mapping[str, Any]) -> float:
+    """A number, or the share found at 1 % false alarms."""
+    return float(measured["at_1"]["value"]) if isinstance(measured, Mapping) else measured
 
 
-def _with_gap(line: Line, metric: str) -> str:
-    if metric not in line.means:
+def _with_gap(line: MethodSummary, key: str) -> str:
+    """A measure, and in parentheses its gap to Retrain with the deviation."""
+    if key not in line.means:
         return ""
-    if metric not in line.gaps:
-        return f"{line.means[metric]:.1f}"
-    spread = f"±{line.deviations[metric]:.1f}" if metric in line.deviations else ""
-    return f"{line.means[metric]:.1f} ({_mark(line, metric)}{line.gaps[metric]:.1f}{spread})"
+    if key not in line.gaps:
+        return f"{line.means[key]:.1f}"
+    deviation = f"±{line.deviations[key]:.1f}" if key in line.deviations else ""
+    return f"{line.means[key]:.1f} ({_mark(line, key)}{line.gaps[key]:.1f}{deviation})"
 
 
-def _mark(line: Line, gap: str) -> str:
+def _mark(line: MethodSummary, gap: str) -> str:
+    """The sign of a gap that is no larger than the Retrain-vs-Retrain spread."""
     return "≈" if gap in line.inside_floor else ""
-
-
-def _times(line: Line, saved: float | None) -> str:
-    if line.phase != "recovered":
-        return "1.0×" if line.phase == "retrained" else ""
-    return f"{saved:.1f}×" if saved else "free"

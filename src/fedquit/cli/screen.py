@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command shares: where it prints, how it shows progress, how its tables look."""
+"""What every command shares: the terminal, progress bars, and the style of tables."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 class News(logging.Handler):
-    """What the package reports beside its results, such as the engine it chose: each line once."""
+    """Prints what the package logs, such as the engine it chose: each line once."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print it."""
+        """Print a message that was not printed before."""
         line = record.getMessage()
-        if line not in self._said:
-            self._said.add(line)
+        if line not in self._printed:
+            self._printed.add(line)
             err.print(line, **PLAIN)
 
 
@@ -59,7 +59,8 @@ class Bars:
         )
         self._overall: TaskID | None = None
         self._lanes: dict[int, _Lane] = {}
-        self._news, self._level = News(), logging.NOTSET
+        self._news = News()
+        self._level = logging.NOTSET
 
     def __enter__(self) -> Bars:
         self._bars.start()
@@ -76,7 +77,7 @@ class Bars:
         self._bars.stop()
 
     def runs(self, done: int, total: int, title: str) -> None:
-        """So many runs of a comparison are over; the bars of the one that ran here go, the overall one stays."""
+        """Show how many runs of a comparison are over, and remove the bars of the last run in this process."""
         if self._overall is None:
             self._overall = self._bars.add_task("Comparison", total=total, note="")
         self.lane(0).clear()
@@ -85,38 +86,39 @@ class Bars:
             err.print(f"[{done}/{total}] {title}", **PLAIN)
 
     def lane(self, number: int) -> _Lane:
-        """Where the work of one of several processes is shown; 0 is also this one's."""
+        """The bars of one of several processes, from 1 on; 0 is this process."""
         if number not in self._lanes:
             self._lanes[number] = _Lane(self._bars, f"({number}) " if number else "")
         return self._lanes[number]
 
     def phase(self, title: str, rounds: int | None, done: int) -> None:
-        """A phase begins."""
+        """Show that a phase begins, with so many rounds, of which some are done."""
         self.lane(0).phase(title, rounds, done)
 
     def round(self, done: int, note: str) -> None:
-        """A round is over."""
+        """Show that so many rounds are done."""
         self.lane(0).round(done, note)
 
 
 class _Lane:
-    """The bars of one run."""
+    """The bars of the run in one process."""
 
     def __init__(self, bars: Progress, name: str) -> None:
-        self._bars, self._name = bars, name
+        self._bars = bars
+        self._name = name
         self._tasks: list[TaskID] = []
         self._total = 0
 
     def clear(self) -> None:
-        """A new run begins."""
+        """Remove the bars of the run before."""
         for task in self._tasks:
             self._bars.remove_task(task)
         self._tasks = []
 
     def phase(self, title: str, rounds: int | None, done: int) -> None:
-        """A phase begins."""
+        """Add a bar for a phase; with several processes, in place of the one before."""
         self._total = rounds or 0
-        if self._name:  # one of several: a line for each
+        if self._name:  # one of several processes: a line for each
             self.clear()
         self._tasks.append(self._bars.add_task(self._name + title, total=rounds, completed=done, note=""))
         if not err.is_terminal:
@@ -124,7 +126,7 @@ class _Lane:
             err.print(f"{self._name}{title}{ready}", **PLAIN)
 
     def round(self, done: int, note: str) -> None:
-        """A round is over."""
+        """Move the bar, and print a line every ten rounds where there is no terminal."""
         if self._tasks:
             self._bars.update(self._tasks[-1], completed=done, note=note)
         if not err.is_terminal and (note or done % 10 == 0):

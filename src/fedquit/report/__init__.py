@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One HTML page over one or more runs: two plain sentences, the figures, every number, and the recipe behind them.
 
-The page needs nothing but itself: no network, no script. Figures are SVG whose colours are the page's own, so that they
-follow it into the dark. The same runs give the same bytes. The tables also come as CSV, Markdown, LaTeX and JSON.
+The page needs nothing but itself: no network, no script. Figures are SVG in the colours of the page, light or dark. The
+same runs give the same bytes. The tables also come as CSV, Markdown, LaTeX and JSON. All of these are views of
+`fedquit.results`, which holds the numbers.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from pathlib import Path
 from fedquit.errors import InputError, StoreError
 from fedquit.report.export import to_csv, to_json, to_latex, to_md
 from fedquit.report.page import page
-from fedquit.report.reading import Found, load_results, opened
+from fedquit.results.folders import ResultSet, load_results, open_folders
 from fedquit.utils.files import write_atomic
 from fedquit.utils.names import lookup
 
 __all__ = ["ENDINGS", "FORMATS", "load_results", "write_report"]
 
-FORMATS: dict[str, Callable[[Found], str]] = {
+FORMATS: dict[str, Callable[[ResultSet], str]] = {
     "html": page,
     "csv": to_csv,
     "md": to_md,
@@ -32,25 +33,31 @@ ENDINGS = {"html": ".html", "csv": ".csv", "md": ".md", "latex": ".tex", "json":
 def write_report(folders: Sequence[Path], out: Path, format: str | None = None) -> None:
     """Write one file over these runs, whole or not at all.
 
-    The folder of a comparison stands for all its runs, and adds what it found out: paired comparisons, what needs many
-    models, and what failed. `html` is the page; `csv` holds every row, `md` and `latex` the table with the gaps to
-    Retrain, `json` all of it. Unless it is given, the ending of the file tells the format.
+    Args:
+        folders: Of runs and comparisons; a comparison stands for all its runs, and adds paired differences, what needs
+            many models, and what failed.
+        out: The file; what was there before stays until the new one is whole.
+        format: `html` for the page, `csv` for every row, `md` and `latex` for the table with the gaps to Retrain,
+            `json` for all of it; else as the file ends.
+
+    Raises:
+        StoreError: A folder cannot be read, or the file cannot be written.
     """
     make = lookup(FORMATS, _format_for(out, format), "format")
     if not folders:
         raise StoreError("a report needs at least one run: name its folder.")
-    write_atomic(out, make(opened(folders)).encode())
+    write_atomic(out, make(open_folders(folders)).encode())
 
 
 def _format_for(out: Path, asked: str | None) -> str:
-    """What is asked for, unless the name of the file promises another format; without an ending, the page."""
+    """The format asked for, unless the file's ending promises another one; without an ending, the page."""
     ending = out.suffix.lower()
-    told = next((name for name, known in ENDINGS.items() if known == ending), None)
-    if asked in FORMATS and told not in (asked, None):
+    promised = next((name for name, known in ENDINGS.items() if known == ending), None)
+    if asked in FORMATS and promised not in (asked, None):
         raise InputError(
             f"{out} ends in {ending}, and the format asked for is {asked}: "
             f"let it end in {ENDINGS[asked]}, or leave the format out."
         )
-    if asked is None and told is None and ending:
+    if asked is None and promised is None and ending:
         raise InputError(f"{out} ends in none of {', '.join(ENDINGS.values())}: rename it, or give the format.")
-    return asked or told or "html"
+    return asked or promised or "html"

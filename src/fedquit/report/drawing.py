@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures as SVG to set into the page: its font, its colours, and ids of their own."""
+"""Figures as SVG for the page, with its font, its colours, and ids of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure of the page: what it is called, what it shows, the same in words, and a line below."""
+    """A figure of the page: its title, its SVG, the same in words for screen readers, and a line below."""
 
     title: str
     svg: Markup
@@ -25,7 +25,7 @@ class Drawn:
     caption: str = ""
 
 
-# Colours that no figure would choose, and the colours of the page that take their place.
+# Placeholder colours, which `_for_the_page` replaces with the variables of the page's style sheet.
 INK, SOFT, LINE, FORGET, TEST = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04", "#0a0b05"
 SERIES = tuple(f"#0a0c{i:02x}" for i in range(1, 9))
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
@@ -75,13 +75,23 @@ _STYLE: dict[Any, Any] = {
 
 
 def style(i: int) -> dict[str, Any]:
-    """Told apart by colour, dash and marker, so that colour alone never matters."""
+    """The style of the i-th series: colour, dash and marker differ, so that it can be told without colour."""
     dash = DASHES[(i + i // len(SERIES)) % len(DASHES)]
     return {"color": SERIES[i % len(SERIES)], "linestyle": dash, "marker": MARKERS[i % len(MARKERS)]}
 
 
 def draw(name: str, paint: Callable[[Figure], None], *, height: float = 3.5, legend: int = 2) -> Markup:
-    """Paint on a figure 5 inches wide, with a legend of so many columns above."""
+    """Draw a figure 5 inches wide.
+
+    Args:
+        name: The prefix of the ids in the SVG.
+        paint: Draws on the empty figure.
+        height: In inches.
+        legend: The columns of the legend above; 0 for none.
+
+    Returns:
+        The SVG, for the page.
+    """
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
@@ -89,7 +99,10 @@ def draw(name: str, paint: Callable[[Figure], None], *, height: float = 3.5, leg
         FigureCanvasSVG(figure)
         paint(figure)
         if legend:
-            handles = {label: h for ax in figure.axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+            handles = {}
+            for axes in figure.axes:
+                for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                    handles[label] = handle
             figure.legend(
                 list(handles.values()),
                 list(handles),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every figure of the page, each with its numbers in words; None where the results do not hold what it needs."""
+"""The figures of the page, each with its numbers in words; None where the results lack what it needs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from fedquit.report.drawing import FORGET, LINE, SOFT, TEST, Drawn, draw, style
-from fedquit.report.reading import PHASES, Part, Run, affords, density_of, mean, number, numbers, roc_of
-from fedquit.report.words import NBSP, fixed, percent, share, signed
+from fedquit.results import quantities
+from fedquit.results.averages import density_mean, density_of, mean, roc_of
+from fedquit.results.folders import RunResults
+from fedquit.results.quantities import OUT_OF_REACH
+from fedquit.results.requests import RequestRows
+from fedquit.results.schema import MEASURES, PHASES, number, numbers
+from fedquit.results.summary import MethodGroup
+from fedquit.results.words import NBSP, fixed, percent, share, signed
 
-OUT_OF_REACH = "out of reach"
 BUDGETS = (5, 10, 20, 25, 50)  # percent of Retrain's communication
 KINDS = (("forget_acc", "forget", FORGET, "o"), ("test_acc", "test", TEST, "s"))
 FPRS = (0.01, 0.001)
 _LOWEST = 1e-4  # the left and the lower edge of the ROC
-DOTS = 5_000  # at most, of who holds which labels: each takes half a kilobyte
+DOTS = 5_000  # of the labels by client, at most: each dot takes half a kilobyte
 
 
 def _shortened(text: str, most: int = 44) -> str:
@@ -46,34 +51,39 @@ def _plain(text: str) -> str:
 # One request, or the mean of several
 
 
-def of_part(part: Part, key: str) -> list[Drawn]:
-    """All figures of a request."""
+def of_request(request: RequestRows, key: str) -> list[Drawn]:
+    """All figures of a request.
+
+    Args:
+        request: Or the mean of several.
+        key: The prefix of their ids.
+    """
     makers = (by_phase, recovery, communication, roc, entropy)
-    return [drawn for make in makers if (drawn := make(part, f"{key}-{make.__name__}"))]
+    return [drawn for make in makers if (drawn := make(request, f"{key}-{make.__name__}"))]
 
 
-def by_phase(part: Part, name: str) -> Drawn:
+def by_phase(request: RequestRows, name: str) -> Drawn:
     """Bars of forget and test accuracy."""
 
     def paint(figure: Figure) -> None:
         axes = _accuracies(figure)
         for side, (key, label, colour, _) in zip((-1, 1), KINDS, strict=True):
-            values = [part.get(phase, key) for phase in PHASES]
+            values = [request.get(phase, key) for phase in PHASES]
             places = [i + side * 0.21 for i in range(len(PHASES))]
             axes.bar(places, [v or 0 for v in values], width=0.38, color=colour, label=f"{label} accuracy")
             for x, value in zip(places, values, strict=True):
                 axes.text(x, (value or 0) + 1.2, fixed(value), ha="center", va="bottom", fontsize=10.5)
         axes.set_xticks(range(len(PHASES)), list(PHASES.values()), fontsize=12)
 
-    told = (
-        f"{title}: forget {percent(part.get(phase, 'forget_acc'))}, test {percent(part.get(phase, 'test_acc'))}."
+    words = (
+        f"{title}: forget {percent(request.get(phase, 'forget_acc'))}, test {percent(request.get(phase, 'test_acc'))}."
         for phase, title in PHASES.items()
     )
-    text = " ".join(["Bar chart of forget and test accuracy by phase.", *told])
+    text = " ".join(["Bar chart of forget and test accuracy by phase.", *words])
     return Drawn("Accuracy by phase", draw(name, paint), text)
 
 
-def _paint_points(axes: Axes, part: Part, points: Sequence[tuple[float, Mapping[str, Any]]]) -> None:
+def _paint_points(axes: Axes, request: RequestRows, points: Sequence[tuple[float, Mapping[str, Any]]]) -> None:
     """Forget and test accuracy along the recovery, and where Retrain lies."""
     for key, label, colour, marker in KINDS:
         known = [(x, v) for x, p in points if (v := number(p.get(key))) is not None]
@@ -86,42 +96,42 @@ def _paint_points(axes: Axes, part: Part, points: Sequence[tuple[float, Mapping[
             linewidth=2,
             label=f"{label} accuracy",
         )
-        level = part.get("retrained", key)
+        level = request.get("retrained", key)
         if level is not None:
             axes.axhline(level, color=colour, linewidth=1.5, linestyle=(0, (5, 3)), label=f"Retrain, {label}")
 
 
-def _say_points(part: Part, points: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+def _say_points(request: RequestRows, points: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     step = max(1, math.ceil(len(points) / 8))
-    told = (
+    words = (
         f"{where}: forget {percent(number(p.get('forget_acc')))}, test {percent(number(p.get('test_acc')))}."
         for where, p in [*points[:-1:step], points[-1]]
     )
-    forget, test = (percent(part.get("retrained", key)) for key in ("forget_acc", "test_acc"))
-    return " ".join([*told, f"Retrain: forget {forget}, test {test}."])
+    forget, test = (percent(request.get("retrained", key)) for key in ("forget_acc", "test_acc"))
+    return " ".join([*words, f"Retrain: forget {forget}, test {test}."])
 
 
-def recovery(part: Part, name: str) -> Drawn | None:
+def recovery(request: RequestRows, name: str) -> Drawn | None:
     """Accuracies round by round."""
-    if not part.curve:
+    if not request.curve:
         return None
 
     def paint(figure: Figure) -> None:
         axes = _accuracies(figure)
-        last = max(p["round"] for p in part.curve)
-        _paint_points(axes, part, [(p["round"], p) for p in part.curve])
+        last = max(p["round"] for p in request.curve)
+        _paint_points(axes, request, [(p["round"], p) for p in request.curve])
         axes.set_xlim(-0.03 * max(last, 1), 1.03 * max(last, 1))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.set_xlabel("recovery rounds")
 
-    said = _say_points(part, [(f"Round {p['round']:g}", p) for p in part.curve])
+    said = _say_points(request, [(f"Round {p['round']:g}", p) for p in request.curve])
     text = f"Line chart of forget and test accuracy during recovery. {said}"
     return Drawn("Accuracy during recovery", draw(name, paint), text)
 
 
-def communication(part: Part, name: str) -> Drawn | None:
+def communication(request: RequestRows, name: str) -> Drawn | None:
     """Accuracies against what was sent, with the budgets."""
-    points = part.at_bytes()
+    points = quantities.sent_share(request)
     if not points:
         return None
     last = max(x for x, _ in points)
@@ -129,7 +139,7 @@ def communication(part: Part, name: str) -> Drawn | None:
 
     def paint(figure: Figure) -> None:
         axes = _accuracies(figure)
-        _paint_points(axes, part, points)
+        _paint_points(axes, request, points)
         if wide:
             axes.set_xscale("log")
             axes.set_xlim(max(0.1, min(4.0, *(x for x, _ in points if x > 0))) / 1.2, last * 1.1)
@@ -141,47 +151,51 @@ def communication(part: Part, name: str) -> Drawn | None:
         for budget in BUDGETS:
             axes.axvline(budget, color=SOFT, linewidth=1, linestyle=(0, (1, 3)), zorder=0.9)
         for key, _, colour, marker in KINDS:
-            known = [(100 * b, v) for b, then in part.budgets.items() if (v := then.get("recovered", key)) is not None]
-            at, levels = [x for x, _ in known], [y for _, y in known]
+            known = [
+                (100 * b, v) for b, then in request.budgets.items() if (v := then.get("recovered", key)) is not None
+            ]
+            at = [share_sent for share_sent, _ in known]
+            levels = [level for _, level in known]
             axes.scatter(at, levels, s=60, marker=marker, facecolors="none", edgecolors=colour, zorder=3)
         axes.set_xlabel("sent so far, in % of Retrain’s bytes")
 
-    said = _say_points(part, [(f"At {share(x)} of Retrain’s bytes", p) for x, p in points])
+    said = _say_points(request, [(f"At {share(x)} of Retrain’s bytes", p) for x, p in points])
     return Drawn(
         "Accuracy against communication",
         draw(name, paint),
         f"Line chart of forget and test accuracy by the bytes sent for unlearning and recovery. {said}",
-        _within_budgets(part, points),
+        _within_budgets(request, points),
     )
 
 
-def _within_budgets(part: Part, points: Sequence[tuple[float, Mapping[str, Any]]]) -> str:
+def _within_budgets(request: RequestRows, points: Sequence[tuple[float, Mapping[str, Any]]]) -> str:
     """What each budget pays for: as it was measured, or along the recovery as far as that went."""
     last = max(x for x, _ in points)
-    told = []
+    words = []
     for budget in BUDGETS:
-        bought = part.budgets.get(budget / 100)
+        ended = request.budgets.get(budget / 100)
         inside = [p for x, p in points if x <= budget]
-        if bought is not None:
-            told.append(f"{budget}{NBSP}%: {_both(bought.row('recovered')) if affords(bought) else OUT_OF_REACH}")
+        if ended is not None:
+            reached = _both(ended.row("recovered")) if quantities.affordable(ended) else OUT_OF_REACH
+            words.append(f"{budget}{NBSP}%: {reached}")
         elif budget <= last:
-            told.append(f"{budget}{NBSP}%: {_both(inside[-1]) if inside else OUT_OF_REACH}")
-    if not told:
+            words.append(f"{budget}{NBSP}%: {_both(inside[-1]) if inside else OUT_OF_REACH}")
+    if not words:
         return f"The recovery was over at {share(last)} of Retrain’s bytes, before the smallest budget."
-    over = f"; it was over at {share(last)}" if not part.budgets and last < BUDGETS[-1] else ""
-    return f"Forget/test accuracy within budgets of {', '.join(told)}{over}."
+    over = f"; it was over at {share(last)}" if not request.budgets and last < BUDGETS[-1] else ""
+    return f"Forget/test accuracy within budgets of {', '.join(words)}{over}."
 
 
 def _both(point: Mapping[str, Any]) -> str:
     return "/".join(fixed(number(point.get(k))) for k in ("forget_acc", "test_acc"))
 
 
-def roc(part: Part, name: str) -> Drawn | None:
-    """How well somebody tells the forget data from data that never trained."""
-    known = {phase: r for phase in PHASES if (r := roc_of(part.row(phase)))}
+def roc(request: RequestRows, name: str) -> Drawn | None:
+    """The ROC of telling the forget data from data that never trained."""
+    known = {phase: r for phase in PHASES if (r := roc_of(request.row(phase)))}
     if not known:
         return None
-    against = next((str(part.row(p).get("exposed_against")) for p in known), "test")
+    against = next((str(request.row(p).get("exposed_against")) for p in known), "test")
     other = {"holdout": "hold-out", "test": "test"}.get(against, "unseen")
 
     def paint(figure: Figure) -> None:
@@ -189,8 +203,8 @@ def roc(part: Part, name: str) -> Drawn | None:
         axes.plot([_LOWEST, 1], [_LOWEST, 1], color=SOFT, linewidth=1, linestyle=(0, (1, 3)), label="chance")
         for i, (phase, curve) in enumerate(known.items()):
             inside = [(f, max(t, _LOWEST / 2)) for f, t in zip(curve["fpr"], curve["tpr"], strict=True) if f > 0]
-            look = style(i) | {"marker": "", "linewidth": 2.4 if phase == "recovered" else 1.7}
-            axes.plot([f for f, _ in inside], [t for _, t in inside], label=PHASES[phase], **look)
+            line_style = style(i) | {"marker": "", "linewidth": 2.4 if phase == "recovered" else 1.7}
+            axes.plot([f for f, _ in inside], [t for _, t in inside], label=PHASES[phase], **line_style)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(_LOWEST, 1.05)
@@ -203,121 +217,124 @@ def roc(part: Part, name: str) -> Drawn | None:
         axes.set_xlabel(f"{other} data taken for forget data (%)")
         axes.set_ylabel("forget data found (%)")
 
-    told = []
+    words = []
     for phase in known:
-        found = (f"{_tpr(part, phase, f)} at {100 * f:g}{NBSP}% false alarms" for f in FPRS)
-        told.append(f"{PHASES[phase]}: {' and '.join(found)}.")
-    scarce = [p for p in known if part.row(p).get("tpr_at_0.001_enough") is False]
+        rates = (f"{_tpr(request, phase, fpr)} at {100 * fpr:g}{NBSP}% false alarms" for fpr in FPRS)
+        words.append(f"{PHASES[phase]}: {' and '.join(rates)}.")
+    scarce = [p for p in known if request.row(p).get("tpr_at_0.001_enough") is False]
     warning = f" Too few {other} samples to say much at 0.1{NBSP}%." if scarce else ""
     caption = f"Found at 1{NBSP}% and 0.1{NBSP}% false alarms, with 95{NBSP}% intervals, in the table below.{warning}"
     return Drawn(
         f"Forget data against {other} data",
         draw(name, paint, height=4.2),
-        f"ROC on log axes: forget data found by false alarms on {other} data. {' '.join(told)}{warning}",
-        caption if part.over == 1 else f"Mean over {part.over} requests.{warning}",
+        f"ROC on log axes: forget data found by false alarms on {other} data. {' '.join(words)}{warning}",
+        caption if request.over == 1 else f"Mean over {request.over} requests.{warning}",
     )
 
 
-def _tpr(part: Part, phase: str, fpr: float) -> str:
-    value, low, high = (part.get(phase, f"tpr_at_{fpr:g}{end}") for end in ("", "_low", "_high"))
+def _tpr(request: RequestRows, phase: str, fpr: float) -> str:
+    value, low, high = (request.get(phase, f"tpr_at_{fpr:g}{end}") for end in ("", "_low", "_high"))
     if value is None:
         return "not measured"
     interval = f" ({100 * low:.2f} to {100 * high:.2f})" if low is not None and high is not None else ""
     return f"{100 * value:.2f}{NBSP}%{interval}"
 
 
-def entropy(part: Part, name: str) -> Drawn | None:
-    """How sure the model is of forget and test data."""
+def entropy(request: RequestRows, name: str) -> Drawn | None:
+    """The predictive entropy on forget and test data."""
     phases = ("original", "retrained", "recovered")
-    known = {p: d for p in phases if (d := density_of(part.row(p), "entropy"))}
+    known = {p: d for p in phases if (d := density_of(request.row(p), "entropy"))}
     if not known:
         return None
 
     def paint(figure: Figure) -> None:
         grid = figure.subplots(len(known), sharex=True, squeeze=False)
-        for axes, (phase, found) in zip(grid[:, 0], known.items(), strict=True):
+        for axes, (phase, density) in zip(grid[:, 0], known.items(), strict=True):
             for key, colour, dash in (("forget", FORGET, "-"), ("test", TEST, (0, (4, 2)))):
-                if key in found:
-                    axes.stairs(found[key], found["edges"], color=colour, linestyle=dash, linewidth=1.8, label=key)
-                    axes.stairs(found[key], found["edges"], color=colour, alpha=0.18, fill=True)
+                if key in density:
+                    outline = {"color": colour, "linestyle": dash, "linewidth": 1.8, "label": key}
+                    axes.stairs(density[key], density["edges"], **outline)
+                    axes.stairs(density[key], density["edges"], color=colour, alpha=0.18, fill=True)
             axes.set_title(PHASES[phase], loc="left")
             axes.set_yticks([])
             axes.set_ylim(bottom=0)
         grid[-1, 0].set_xlabel("predictive entropy (nats)")
         grid[-1, 0].set_xlim(left=0)
 
-    told = []
-    for phase, found in known.items():
-        means = [f"{k} {_mean_of(found, k):.3f}" for k in ("forget", "test") if k in found]
-        told.append(f"{PHASES[phase]}: {', '.join(means)}.")
+    words = []
+    for phase, density in known.items():
+        means = [f"{key} {density_mean(density, key):.3f}" for key in ("forget", "test") if key in density]
+        words.append(f"{PHASES[phase]}: {', '.join(means)}.")
     return Drawn(
         "How uncertain the model is",
         draw(name, paint, height=1.0 + 1.25 * len(known)),
-        f"Densities of the predictive entropy on forget and test data; means in nats. {' '.join(told)}",
+        f"Densities of the predictive entropy on forget and test data; means in nats. {' '.join(words)}",
         "Densities, each over an area of one; left is certain. Recovered should look like Retrained.",
     )
 
 
-def _mean_of(found: Mapping[str, Sequence[float]], key: str) -> float:
-    edges = found["edges"]
-    cut = list(zip(edges, edges[1:], found[key], strict=False))
-    mass = sum(h * (b - a) for a, b, h in cut) or 1.0
-    return sum(h * (b - a) * (a + b) / 2 for a, b, h in cut) / mass
-
-
 # Several methods, or several settings of one
 
-_SPOKES = {"forget_acc": "forget", "retain_acc": "retain", "mia_song_svc": "MIA Song", "mia_yeom": "MIA Yeom"}
+_SPOKES = {
+    "forget_acc": "forget",
+    "retain_acc": "retain",
+    "mia_song_svc": MEASURES["mia_song_svc"].label,
+    "mia_yeom": MEASURES["mia_yeom"].label,
+}
 
 
-def radar(methods: Mapping[str, Sequence[Part]], name: str) -> Drawn | None:
+def radar(groups: Sequence[MethodGroup], name: str) -> Drawn | None:
     """Gaps and costs of every method: the smaller the polygon, the better."""
-    found: dict[str, list[float | None]] = {}
-    for method, parts in methods.items():
-        gaps = [mean(abs(g) for p in parts if (g := p.gap("recovered", k)) is not None) for k in _SPOKES]
-        found[method] = [*gaps, mean(p.share("bytes") for p in parts), mean(p.work for p in parts)]
+    measured: dict[str, list[float | None]] = {}
+    for group in groups:
+        summary = group.summary
+        gaps = [summary.gaps.get(key) for key in _SPOKES]
+        measured[group.label] = [*gaps, summary.bytes_percent, summary.computing_percent]
     labels = [f"{label} gap" for label in _SPOKES.values()] + ["communication", "computation"]
-    usable = {m: v for m, v in found.items() if any(x is not None for x in v)}
-    kept = [i for i in range(len(labels)) if all(v[i] is not None for v in usable.values())]
-    if len(usable) < 2 or len(kept) < 3:
+    usable = {m: v for m, v in measured.items() if any(x is not None for x in v)}
+    spokes = [i for i in range(len(labels)) if all(v[i] is not None for v in usable.values())]
+    if len(usable) < 2 or len(spokes) < 3:
         return None
-    values = {m: [v[i] or 0.0 for i in kept] for m, v in usable.items()}
-    tops = [max(v[j] for v in values.values()) for j in range(len(kept))]
+    values = {m: [v[i] or 0.0 for i in spokes] for m, v in usable.items()}
+    tops = [max(v[j] for v in values.values()) for j in range(len(spokes))]
     longest = max(len(_shortened(m)) for m in values)
-    columns = 3 if longest <= 13 else 2 if longest <= 22 else 1
-    units = ["points" if i < len(_SPOKES) else "%" for i in kept]
+    columns = next((fitting for fitting, most in ((3, 13), (2, 22)) if longest <= most), 1)
+    units = ["points" if i < len(_SPOKES) else "%" for i in spokes]
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot(projection="polar")
         axes.set_theta_zero_location("N")  # type: ignore[attr-defined]
         axes.set_theta_direction(-1)  # type: ignore[attr-defined]
-        angles = [2 * math.pi * j / len(kept) for j in range(len(kept))]
+        angles = [2 * math.pi * j / len(spokes) for j in range(len(spokes))]
         for i, (method, own) in enumerate(values.items()):
             far = [v / top if top else 0.0 for v, top in zip(own, tops, strict=True)]
-            look = style(i) | {"markersize": 4.5, "linewidth": 1.8}
-            axes.plot([*angles, angles[0]], [*far, far[0]], label=_plain(_shortened(method)), clip_on=False, **look)
+            line_style = style(i) | {"markersize": 4.5, "linewidth": 1.8}
+            axes.plot(
+                [*angles, angles[0]], [*far, far[0]], label=_plain(_shortened(method)), clip_on=False, **line_style
+            )
             if len(values) <= 4:
-                axes.fill(angles, far, color=look["color"], alpha=0.07)
+                axes.fill(angles, far, color=line_style["color"], alpha=0.07)
         axes.set_ylim(0, 1.0)
         axes.set_yticks([0.25, 0.5, 0.75, 1.0], [""] * 4)
         axes.grid(visible=True, axis="both")
         axes.spines["polar"].set_color(LINE)
-        ends = [f"{labels[i]}\n{top:.1f} {u}" for i, top, u in zip(kept, tops, units, strict=True)]
+        ends = [f"{labels[i]}\n{top:.1f} {u}" for i, top, u in zip(spokes, tops, units, strict=True)]
         axes.set_xticks(angles, ends, fontsize=10.5)
         axes.tick_params(axis="x", pad=8)
         for angle, label in zip(angles, axes.get_xticklabels(), strict=True):
-            side, up = round(math.sin(angle), 3), round(math.cos(angle), 3)
-            label.set_verticalalignment("bottom" if up > 0.9 else "top" if up < -0.9 else "center")
-            label.set_horizontalalignment("center" if not side else "left" if side > 0 else "right")
+            right = round(math.sin(angle), 3)
+            up = round(math.cos(angle), 3)
+            label.set_verticalalignment("bottom" if up > 0.9 else ("top" if up < -0.9 else "center"))
+            label.set_horizontalalignment("center" if not right else ("left" if right > 0 else "right"))
 
-    told = []
+    words = []
     for method, own in values.items():
-        each = (f"{labels[i]} {v:.1f} {u}" for i, v, u in zip(kept, own, units, strict=True))
-        told.append(f"{method}: {', '.join(each)}.")
+        each = (f"{labels[i]} {v:.1f} {u}" for i, v, u in zip(spokes, own, units, strict=True))
+        words.append(f"{method}: {', '.join(each)}.")
     return Drawn(
         "Gaps and costs at a glance",
         draw(name, paint, height=4.2 + 0.22 * math.ceil(len(values) / columns), legend=columns),
-        f"Radar chart after recovery; smaller is better; costs in percent of Retrain’s. {' '.join(told)}",
+        f"Radar chart after recovery; smaller is better; costs in percent of Retrain’s. {' '.join(words)}",
         "After recovery: gaps to Retrain in points, costs in % of Retrain’s. The centre is zero, the rim the largest "
         "of these methods; a smaller polygon is better.",
     )
@@ -336,18 +353,21 @@ class _AtV:
 _NEIGHBOURS = {"min": "the least logit", "entropy": "v*"}  # teachers that have no v of their own, but a gap
 
 
-def over_v(runs: Sequence[Run], name: str) -> Drawn | None:
+def over_v(runs: Sequence[RunResults], name: str) -> Drawn | None:
     """The gap in forget accuracy by the value that the fixed teacher gives to the true class."""
-    points, density = list[_AtV](), None
+    points: list[_AtV] = []
+    density = None
     others: dict[str, list[float]] = {}
     for run in runs:
-        teacher, data = run.options.get("teacher", "min"), json.dumps(run.recipe.get("data"), sort_keys=True)
-        for part in run.requests:
-            gap, v = part.gap("recovered"), number(run.options.get("v", 0.0))
+        teacher = run.method_options.get("teacher", "min")
+        v = number(run.method_options.get("v", 0.0))
+        data = json.dumps(run.recipe.get("data"), sort_keys=True)
+        for request in run.requests:
+            gap = quantities.request_gap(request, "recovered")
             if gap is not None and teacher == "fixed" and v is not None:
-                points.append(_AtV(v, gap, part.get("recovered", "rounds") or 0.0, data))
-                density = density or density_of(part.row("original"), "true_logits")
-            elif gap is not None and part.method == "fedquit" and teacher in _NEIGHBOURS:
+                points.append(_AtV(v, gap, request.get("recovered", "rounds") or 0.0, data))
+                density = density or density_of(request.row("original"), "true_logits")
+            elif gap is not None and request.method == "fedquit" and teacher in _NEIGHBOURS:
                 others.setdefault(_NEIGHBOURS[teacher], []).append(gap)
     if len({p.v for p in points}) < 2:
         return None
@@ -367,22 +387,23 @@ def over_v(runs: Sequence[Run], name: str) -> Drawn | None:
             axes.set_zorder(behind.get_zorder() + 1)
         axes.axhline(0, color=SOFT, linewidth=1.2, linestyle=(0, (5, 3)), label="Retrain")
         for i, (label, level) in enumerate(levels.items(), 2):
-            look = style(i)
-            axes.axhline(level, color=look["color"], linewidth=1.2, linestyle=(0, (2, 2)), label=label)
+            line_style = style(i)
+            axes.axhline(level, color=line_style["color"], linewidth=1.2, linestyle=(0, (2, 2)), label=label)
         inside = [p for p in points if p.v not in beyond]
         for data in sorted({p.data for p in inside}):
             line = _line_through([p for p in inside if p.data == data])
             axes.plot(list(line), list(line.values()), color=FORGET, linewidth=1.2)
         _dots(axes, inside, "o", [p.v for p in inside], points)
-        left, right = [p for p in points if p.v < low], [p for p in points if p.v > high]
+        left = [p for p in points if p.v < low]
+        right = [p for p in points if p.v > high]
         _dots(axes, left, "<", [low] * len(left), points)
         _dots(axes, right, ">", [high] * len(right), points)
         axes.margins(x=0.08, y=0.18)
         axes.set_xlabel("v, the true class’s logit in the teacher")
         axes.set_ylabel("forget gap (points)")
 
-    told = [f"v {p.v:g}: {signed(p.gap)} points after {p.rounds:g} rounds." for p in points]
-    told += [f"Teacher with {label}: {signed(level)} points." for label, level in levels.items()]
+    words = [f"v {p.v:g}: {signed(p.gap)} points after {p.rounds:g} rounds." for p in points]
+    words += [f"Teacher with {label}: {signed(level)} points." for label, level in levels.items()]
     behind = (
         "The grey area is the density of Original’s true-class logits."
         if logits
@@ -392,7 +413,7 @@ def over_v(runs: Sequence[Run], name: str) -> Drawn | None:
     return Drawn(
         "Gap in forget accuracy by v",
         draw(name, paint, legend=3),
-        f"Gap in forget accuracy to Retrain by v, the fixed teacher’s logit of the true class. {' '.join(told)}",
+        f"Gap in forget accuracy to Retrain by v, the fixed teacher’s logit of the true class. {' '.join(words)}",
         f"Larger dots took more rounds of recovery. {behind}{edge}",
     )
 
@@ -419,12 +440,12 @@ def _dots(axes: Axes, some: Sequence[_AtV], marker: str, at: Sequence[float], po
         axes.scatter(at, [p.gap for p in some], s=sizes, color=FORGET, alpha=0.75, marker=marker, label=label)
 
 
-def label_counts(found: object) -> dict[str, dict[str, float]]:
+def label_counts(stored: object) -> dict[str, dict[str, float]]:
     """Samples by client and label, from an object of lists or objects, or from a list of `client` and `labels`."""
-    if isinstance(found, list):
-        found = {str(one.get("client", i)): one for i, one in enumerate(found) if isinstance(one, dict)}
+    if isinstance(stored, list):
+        stored = {str(one.get("client", i)): one for i, one in enumerate(stored) if isinstance(one, dict)}
     counts = {}
-    for client, held in found.items() if isinstance(found, dict) else ():
+    for client, held in stored.items() if isinstance(stored, dict) else ():
         labels = held.get("labels", held) if isinstance(held, dict) else held
         if isinstance(labels, list):
             labels = dict(enumerate(numbers(labels) or []))
@@ -435,14 +456,14 @@ def label_counts(found: object) -> dict[str, dict[str, float]]:
     return counts
 
 
-def labels_by_client(runs: Sequence[Run], name: str) -> Drawn | None:
-    """Which client holds how many samples of which label; the runs share one federation."""
+def labels_by_client(runs: Sequence[RunResults], name: str) -> Drawn | None:
+    """The samples of each label at each client; the runs share one federation."""
     counts = label_counts(runs[0].clients)
     labels = sorted({k for held in counts.values() for k in held}, key=lambda k: (len(k), k))
     dots = sum(n > 0 for held in counts.values() for n in held.values())
     if not counts or len(counts) > 100 or dots > DOTS:
         return None
-    leaving = {str(c) for run in runs for part in run.requests for c in part.rows[0]["clients"]}
+    leaving = {str(c) for run in runs for request in run.requests for c in request.rows[0]["clients"]}
     most = max(max(held.values()) for held in counts.values()) or 1.0
     clients = list(counts)
     row = 0.26 if len(clients) <= 40 else 0.1  # inches
@@ -468,16 +489,16 @@ def labels_by_client(runs: Sequence[Run], name: str) -> Drawn | None:
         axes.set_xlabel("label")
         axes.set_ylabel("client")
 
-    told = []
+    words = []
     for client, held in counts.items():
         top = sorted(held.items(), key=lambda kv: -kv[1])[:3]
         most_of = ", ".join(f"{n:g} of label {k}" for k, n in top if n)
-        told.append(
+        words.append(
             f"Client {client}{' (leaving)' if client in leaving else ''}: {sum(held.values()):g} samples, {most_of}."
         )
     return Drawn(
-        "Who holds which labels",
+        "Labels by client",
         draw(name, paint, height=1.3 + row * len(clients)),
-        f"Samples by client and label. {' '.join(told)}",
+        f"Samples by client and label. {' '.join(words)}",
         f"A dot’s area is the number of samples; the largest stands for {most:g}.",
     )

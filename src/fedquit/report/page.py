@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page itself: what stands where, and how much of it where there are many runs."""
+"""The page itself: its sections, and which of them are folded away where there are many runs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,30 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedquit.report import figures, tables
 from fedquit.report.drawing import Drawn
-from fedquit.report.reading import PHASES, Comparison, Failed, Found, Part, Row, Run, mean_part, number
-from fedquit.report.summary import sentences_over
-from fedquit.report.words import NBSP, fixed, sentences, signed
+from fedquit.report.sentences import sentences, sentences_over
+from fedquit.results import quantities
+from fedquit.results.averages import mean_request
+from fedquit.results.comparison import Comparison, Failure
+from fedquit.results.folders import ResultSet, RunResults
+from fedquit.results.requests import RequestRows
+from fedquit.results.schema import PHASES, Row, number
+from fedquit.results.summary import MethodGroup, group_by_method
+from fedquit.results.words import NBSP, fixed, signed
 
-FEW = 3  # up to so many requests get their own two sentences
+FEW = 3  # up to so many requests have sentences of their own
 MANY = 6  # with more runs, figures show the mean of each method, and the runs are folded away
-MOST = 16  # so many methods get figures of their own
+MOST = 16  # methods with figures of their own, at most
 
 
-def page(found: Found) -> str:
-    """All of it."""
-    runs = found.runs
-    requests = [(run, part) for run in runs for part in run.requests]
-    names, folders = _names(runs), {run.folder for run in runs}
-    groups = tables.grouped(runs)
+def page(results: ResultSet) -> str:
+    """The whole page as HTML."""
+    runs = results.runs
+    requests = [(run, request) for run in runs for request in run.requests]
+    names = _names(runs)
+    folders = {run.folder for run in runs}
+    groups = group_by_method(runs)
     if len(requests) <= FEW:
-        short = [(_label(names[run], run, part, len(requests)), sentences(part)) for run, part in requests]
+        short = [(_label(names[run], run, request, len(requests)), sentences(request)) for run, request in requests]
     else:
         short = [("", sentences_over(groups))]
     many = len(runs) > MANY
@@ -45,13 +52,13 @@ def page(found: Found) -> str:
         title=names[runs[0]] if len(runs) == 1 else f"{len(runs) or 'no'} runs",
         short=short,
         glance=[
-            _glance(run, part, f"run{i}", several=len(folders) != len(runs))
+            _glance(run, request, f"run{i}", several=len(folders) != len(runs))
             for i, run in enumerate(runs, 1)
-            for part in run.requests
+            for request in run.requests
             if len(requests) > 1
         ],
         together=_together(runs, groups),
-        comparisons=[_compared(one, several=len(found.comparisons) > 1) for one in found.comparisons],
+        comparisons=[_compared(one, several=len(results.comparisons) > 1) for one in results.comparisons],
         methods=_methods(groups) if many else [],
         left_out=max(0, len(groups) - MOST) if many else 0,
         many=many,
@@ -59,38 +66,38 @@ def page(found: Found) -> str:
     )
 
 
-def _names(runs: Sequence[Run]) -> dict[Run, str]:
-    """Titles, told apart by the folder where two are the same, and by a number where that is the same, too."""
+def _names(runs: Sequence[RunResults]) -> dict[RunResults, str]:
+    """The titles of the runs; with the folder where two are the same, and a number where that is the same, too."""
     titles = Counter(run.name for run in runs)
     names = {run: f"{run.name} ({run.folder})" if titles[run.name] > 1 else run.name for run in runs}
     again = Counter(names.values())
     return {run: f"{name}, run {i}" if again[name] > 1 else name for i, (run, name) in enumerate(names.items(), 1)}
 
 
-def _label(name: str, run: Run, part: Part, requests: int) -> str:
+def _label(name: str, run: RunResults, request: RequestRows, requests: int) -> str:
     if requests == 1:
         return ""
-    return f"{name}, request {part.number + 1}" if len(run.parts) > 1 else name
+    return f"{name}, request {request.number + 1}" if len(run.events) > 1 else name
 
 
-def _glance(run: Run, part: Part, key: str, *, several: bool) -> dict[str, Any]:
-    """One line of the table that sets the requests side by side."""
-    forget = [fixed(part.get(phase, "forget_acc")) for phase in ("original", "unlearned", "recovered", "retrained")]
-    test = [fixed(part.get(phase, "test_acc")) for phase in ("recovered", "retrained")]
-    work = [fixed(part.get("recovered", "rounds"), 0), signed(part.get("unlearned", "price_of_forgetting"), 3)]
+def _glance(run: RunResults, request: RequestRows, key: str, *, several: bool) -> dict[str, Any]:
+    """One line of the table of all requests."""
+    phases = ("original", "unlearned", "recovered", "retrained")
+    forget = [fixed(request.get(phase, "forget_acc")) for phase in phases]
+    test = [fixed(request.get(phase, "test_acc")) for phase in ("recovered", "retrained")]
+    work = [fixed(request.get("recovered", "rounds"), 0), signed(request.get("unlearned", "price_of_forgetting"), 3)]
     name = f"{run.folder} ({key.replace('run', 'run ')})" if several else run.folder
     return {
         "key": key,
-        "name": f"{name}, request {part.number + 1}" if len(run.parts) > 1 else name,
-        "method": part.method,
-        "cells": [*forget, signed(part.gap("recovered")), *test, *work],
+        "name": f"{name}, request {request.number + 1}" if len(run.events) > 1 else name,
+        "method": request.method,
+        "cells": [*forget, signed(quantities.request_gap(request, "recovered")), *test, *work],
     }
 
 
-def _together(runs: Sequence[Run], groups: Sequence[tables.Group]) -> dict[str, Any]:
-    """What sets the methods side by side."""
-    parts = {group.label: group.parts for group in groups}
-    drawn = [figures.radar(parts, "all-radar"), figures.over_v(runs, "all-v")]
+def _together(runs: Sequence[RunResults], groups: Sequence[MethodGroup]) -> dict[str, Any]:
+    """Figures and tables over all methods."""
+    drawn = [figures.radar(groups, "all-radar"), figures.over_v(runs, "all-v")]
     federations = {json.dumps(figures.label_counts(run.clients), sort_keys=True) for run in runs}
     drawn += [figures.labels_by_client(runs, "all-labels")] if len(federations) == 1 else []
     shown = [tables.gaps(groups), tables.thresholds(groups), tables.distances(groups)]
@@ -98,76 +105,95 @@ def _together(runs: Sequence[Run], groups: Sequence[tables.Group]) -> dict[str, 
     return {"figures": [d for d in drawn if d], "tables": [t for t in shown if t]}
 
 
-def _compared(found: Comparison, *, several: bool) -> dict[str, Any]:
+def _compared(comparison: Comparison, *, several: bool) -> dict[str, Any]:
     """What a comparison adds to its runs."""
-    shown = [tables.pairwise(found), tables.many_models(found)]
-    title = f"The comparison {found.folder}" if several else "The comparison"
-    alone = shown[0] is None and len({run.rpartition("/")[2] for run in found.runs or ()}) > 1
-    return {"title": title, "tables": [t for t in shown if t], "alone": alone, "failed": _gathered(found.failed)}
+    shown = [tables.pairwise(comparison), tables.many_models(comparison)]
+    methods = {run.rpartition("/")[2] for run in comparison.runs or ()}
+    return {
+        "title": f"The comparison {comparison.folder}" if several else "The comparison",
+        "tables": [table for table in shown if table],
+        "alone": shown[0] is None and len(methods) > 1,
+        "failed": _failures(comparison.failures),
+    }
 
 
-def _gathered(failed: Sequence[Failed]) -> list[dict[str, str]]:
+def _failures(failures: Sequence[Failure]) -> list[dict[str, str]]:
     """One entry for each method and reason."""
-    where: dict[tuple[str, str], list[str]] = {}
-    for one in failed:
-        where.setdefault((one.method, one.why), []).append(one.where)
-    return [{"method": m, "why": why, "where": "; ".join(w for w in at if w)} for (m, why), at in where.items()]
+    places: dict[tuple[str, str], list[str]] = {}
+    for failure in failures:
+        places.setdefault((failure.method, failure.why), []).append(failure.where)
+    return [
+        {"method": method, "why": why, "where": "; ".join(filter(None, where))}
+        for (method, why), where in places.items()
+    ]
 
 
-def _methods(groups: Sequence[tables.Group]) -> list[dict[str, Any]]:
-    """The mean of each method."""
-    found = []
+def _methods(groups: Sequence[MethodGroup]) -> list[dict[str, Any]]:
+    """Figures of the mean of each method."""
+    sections = []
     for i, group in enumerate(groups[:MOST], 1):
-        part = mean_part(group.parts)
-        count = len(group.parts)
-        found.append(
+        request = mean_request(group.requests)
+        count = len(group.requests)
+        sections.append(
             {
                 "key": f"method{i}",
                 "title": group.label,
                 "over": f"Mean over {count} requests" if count > 1 else "One request",
-                "figures": figures.of_part(part, f"method{i}"),
-                "exposure": tables.exposure(part),
+                "figures": figures.of_request(request, f"method{i}"),
+                "exposure": tables.exposure(request),
             }
         )
-    return found
+    return sections
 
 
-def _section(run: Run, name: str, key: str, *, drawn: bool) -> dict[str, Any]:
+def _section(run: RunResults, name: str, key: str, *, drawn: bool) -> dict[str, Any]:
     method = run.recipe.get("method")
     facts = [
         f"method {method['name']}" if isinstance(method, dict) and "name" in method else "",
         f"seed {run.recipe['seed']}" if "seed" in run.recipe else "",
         f"folder {run.folder}",
     ]
-    many = len(run.parts) > 1
+    many = len(run.events) > 1
     return {
         "key": key,
         "name": name,
         "facts": [fact for fact in facts if fact],
-        "requests": [_request(part, f"{key}-request{part.number}", many=many) for part in run.requests if drawn],
-        "groups": [
-            {"title": _heading(part, many=many) if many else "", "rows": [_cells(part, row) for row in part.rows]}
-            for part in run.parts
-        ],
+        "requests": [_request(each, f"{key}-request{each.number}", many=many) for each in run.requests if drawn],
+        "groups": [_event(event, many=many) for event in run.events],
         "recipe": _toml(run.recipe),
-        "versions": [(str(k), str(v)) for k, v in run.versions.items()],
+        "versions": [*_code(run), *((str(name), str(version)) for name, version in run.versions.items())],
     }
 
 
-def _heading(part: Part, *, many: bool) -> str:
-    return f"Request {part.number + 1}: {part.title[:1].lower()}{part.title[1:]}" if many else part.title
+def _code(run: RunResults) -> list[tuple[str, str]]:
+    """The commit of the code, where the results name it."""
+    commit = run.code.get("commit")
+    if not isinstance(commit, str):
+        return []
+    return [("commit", commit + (" with uncommitted changes" if run.code.get("dirty") is True else ""))]
 
 
-def _request(part: Part, key: str, *, many: bool) -> dict[str, Any]:
-    drawn: list[Drawn] = figures.of_part(part, key)
-    return {"key": key, "title": _heading(part, many=many), "figures": drawn, "exposure": tables.exposure(part)}
+def _event(event: RequestRows, *, many: bool) -> dict[str, Any]:
+    title = _heading(event, many=many) if many else ""
+    return {"title": title, "rows": [_cells(event, row) for row in event.rows]}
 
 
-def _cells(part: Part, row: Row) -> dict[str, Any]:
+def _heading(request: RequestRows, *, many: bool) -> str:
+    return f"Request {request.number + 1}: {request.title[:1].lower()}{request.title[1:]}" if many else request.title
+
+
+def _request(request: RequestRows, key: str, *, many: bool) -> dict[str, Any]:
+    drawn: list[Drawn] = figures.of_request(request, key)
+    return {"key": key, "title": _heading(request, many=many), "figures": drawn, "exposure": tables.exposure(request)}
+
+
+def _cells(request: RequestRows, row: Row) -> dict[str, Any]:
     runs = number(row.get("runs")) or 1
-    gap = part.gap(row["phase"]) if row["phase"] in ("unlearned", "recovered") else None
-    if (bought := part.budgets.get(number(row.get("budget")) or 0.0)) is not None:
-        gap = bought.gap("recovered")
+    own_gap = row["phase"] in ("unlearned", "recovered")
+    gap = quantities.request_gap(request, row["phase"]) if own_gap else None
+    ended = request.budgets.get(number(row.get("budget")) or 0.0)
+    if ended is not None:
+        gap = quantities.request_gap(ended, "recovered")
     return {
         "phase": _phase(row),
         "note": f"mean of {runs:g}" if runs > 1 else "",

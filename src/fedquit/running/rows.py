@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves behind: a row for each phase, and the curve of each recovery."""
+"""Rows of the results from models and their costs, and the curve of each recovery while it goes on."""
 
 from __future__ import annotations
 
@@ -22,68 +22,80 @@ Point = dict[str, float]
 
 @dataclass(frozen=True)
 class RowMaker:
-    """Turns where a phase stands into a row of the results."""
+    """Makes a row of the results from a model and its costs.
 
-    who: Evaluation
+    Attributes:
+        evaluation: Judges the model.
+        recipe: Of the run.
+        number: Of the request in the recipe, from 0.
+        request: To forget; None where clients joined.
+    """
+
+    evaluation: Evaluation
     recipe: Recipe
     number: int
     request: Request | None
 
     def __call__(self, method: str, phase: str, progress: Progress, rounds: int | None = None) -> Row:
-        """A row; `rounds` are those of the phase unless given."""
-        params, who = progress.state.params, self.who
+        """The row of one phase.
+
+        Args:
+            method: The method, or `original`, `retrain`.
+            phase: As in `results.schema.PHASES`, or `budget`, `joined`.
+            progress: Model and costs at the end of the phase.
+            rounds: Those of the phase, unless given.
+        """
+        params = progress.state.params
         return {
             "method": method,
             "phase": phase,
             "request": self.number,
-            "clients": list(who.request.clients),
+            "clients": list(self.evaluation.request.clients),
             "samples": bool(self.request and self.request.samples),
             "seed": self.recipe.seed,
             "rounds": progress.state.round if rounds is None else rounds,
             "seconds": round(progress.seconds, 3),
-            **who.judge(params),
+            **self.evaluation.judge(params),
             **asdict(progress.costs),
             "fingerprint": fingerprint(params),
         }
 
 
-def mean_row(rows: list[Row]) -> Row:
-    """The first row, with the measures averaged over all (one, or the paper's three recoveries)."""
-    kinds = ("auc", "mia_", "leakage", "tpr_at_", "entropy_ks", "forget_js", "backdoor_")
-    told = ("_enough", "_against")  # of the outsiders, who are the same for all
-    measures = [k for k in rows[0] if k.endswith(("_acc", "_loss")) or (k.startswith(kinds) and not k.endswith(told))]
-    means = {k: sum(r[k] for r in rows) / len(rows) for k in measures if rows[0][k] is not None}
-    return rows[0] | means | {"runs": len(rows)}
-
-
-def mean_curve(curves: list[list[Point]]) -> list[Point]:
-    """Point by point."""
-    return [{k: sum(p[k] for p in points) / len(points) for k in points[0]} for points in zip(*curves, strict=True)]
-
-
 class Recovery:
-    """One recovery, step by step, with its accuracies so far."""
+    """One recovery, round by round, with the accuracies so far on disk.
 
-    def __init__(self, rounds: Iterator[Progress], who: Evaluation, curve: Path, kept: Memories) -> None:
-        self._rounds, self._who, self._path, self.kept = rounds, who, curve, kept
+    Attributes:
+        kept: The memories of server and clients during this recovery.
+        curve: A point for each round: `round`, `test_acc`, `forget_acc` (in percent) and the `bytes` so far.
+        progress: Model and costs after the last round.
+        test_accuracy: Of that model, in percent.
+    """
+
+    def __init__(self, rounds: Iterator[Progress], evaluation: Evaluation, curve: Path, kept: Memories) -> None:
+        self._rounds = rounds
+        self._evaluation = evaluation
+        self._path = curve
+        self.kept = kept
         self.curve: list[Point] = read_json(curve) if curve.exists() else []
-        self._take(next(rounds))
+        self._record(next(rounds))
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The state after the last round."""
         return self.progress.state
 
-    def _take(self, progress: Progress) -> None:
+    def _record(self, progress: Progress) -> None:
+        """Evaluate the model after a round, and add the point to the curve."""
         self.progress = progress
-        self.test_accuracy = self._who.accuracy("test", self.state.params) or 0.0
+        self.test_accuracy = self._evaluation.accuracy("test", self.state.params) or 0.0
         point: Point = {"round": self.state.round, "test_acc": self.test_accuracy, "bytes": progress.costs.bytes}
-        forget = self._who.accuracy("forget", self.state.params)
+        forget = self._evaluation.accuracy("forget", self.state.params)
         if forget is not None:
             point["forget_acc"] = forget
-        self.curve = [*(p for p in self.curve if p["round"] < self.state.round), point]
+        before = [earlier for earlier in self.curve if earlier["round"] < self.state.round]
+        self.curve = [*before, point]
         write_json(self._path, self.curve)
 
     def step(self) -> None:
-        """One more round."""
-        self._take(next(self._rounds))
+        """Run one more round."""
+        self._record(next(self._rounds))

@@ -27,19 +27,22 @@ from fedquit.data.federated import FederatedData
 from fedquit.data.samples import choose_samples
 from fedquit.engine import computing
 from fedquit.errors import InputError, StoreError
+from fedquit.results.averages import mean_curve, mean_of_recoveries
+from fedquit.results.folders import RESULTS, refuse_overwriting, write_results
+from fedquit.results.schema import SCHEMA
 from fedquit.running.lifecycle import Life, recovery_is_over, recovery_rounds
 from fedquit.running.membership import Membership
 from fedquit.running.recipe import EventRecipe, Recipe
-from fedquit.running.rows import Recovery, Row, RowMaker, mean_curve, mean_row
+from fedquit.running.rows import Recovery, Row, RowMaker
 from fedquit.running.session import Event, Progress
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.simulation import Simulation, UnlearnedRequest, joined
 from fedquit.running.store import locked, save_params
 from fedquit.running.training_cache import Attached, Reporter, Silent, train
 from fedquit.utils.files import append_line, read_json, write_json
+from fedquit.utils.version import code_version
 
 log = logging.getLogger(__name__)
-SCHEMA = 1
 EVENTS_SCHEMA = 2  # raise it whenever what a second event finds would be another thing
 FLOOR_SEED = 1_000_003  # added to a seed for the second Retrain
 
@@ -62,14 +65,15 @@ def run(
     say_engine(setup)
     recipe_run = _RecipeRun(setup, out, cache, reporter, attached or {recipe.method_name: setup.method})
     with locked(out):
+        refuse_overwriting(out, RESULTS)
         _claim(out, setup)
         rows = list(recipe_run.rows())
         results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
+        results["code"] = code_version()
         results["recipe_hash"] = recipe.hash
         results["computed"] = {"device": _device_name(setup.device), "precision": setup.precision}
         results["clients"] = setup.data.label_counts()
-        write_json(out / "results.json", results)
-    return results
+        return write_results(out, results)
 
 
 def say_engine(setup: Setup) -> None:
@@ -247,7 +251,7 @@ class _RecipeRun:
         if not model.exists():
             save_params(model, recoveries[0].state.params)
         relearned = self._relearned(evaluation, original, recoveries[0].state, reference) if reference else {}
-        yield mean_row(rows) | {"curve": mean_curve([r.curve for r in recoveries])} | relearned
+        yield mean_of_recoveries(rows) | {"curve": mean_curve([r.curve for r in recoveries])} | relearned
         if retrained:
             yield from self._at_budgets(unlearned, row, retrained)
         self.simulation.erase(unlearned, recoveries[0].progress, recoveries[0].kept)

@@ -2,7 +2,8 @@
 """The comparison that papers print: every method, for several targets and seeds, against Retrain.
 
 All chosen methods watch the one training of a seed; Original and Retrain are trained once and shared. A method that
-fails, for one target or for all, is a row that says why; the others go on.
+fails, for one target or for all, is a line that says why; the others go on. What the table says is computed in
+`fedquit.results.comparison`.
 """
 
 from __future__ import annotations
@@ -10,38 +11,40 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.methods import METHODS
+from fedquit.results.comparison import Key, Outcome, Target, compared, members, named
+from fedquit.results.folders import COMPARISON, refuse_overwriting, write_comparison
+from fedquit.results.summary import MethodSummary
 from fedquit.running.recipe import EventRecipe, Recipe, build
 from fedquit.running.runner import require_servable, retrain_again, retrained, run, say_engine
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.training_cache import Reporter, require_disk
-from fedquit.studies.comparison_table import Key, Line, Outcome, Target, members, named, summarised, to_dict
-from fedquit.studies.many_models import Evidence, gathered, require_enough
+from fedquit.studies.many_models import gathered, require_enough
 from fedquit.studies.workers import Answer, Job, WorkerLostError, WorkerPool, cores
-from fedquit.utils.files import write_json
 from fedquit.utils.names import lookup
+from fedquit.utils.version import code_version
 
 WORK = "fedquit.studies.comparison:work"
-FLOOR = "noise floor"
+SPREAD = "Retrain-vs-Retrain spread"
 
 
 class Overview(Reporter, Protocol):
-    """Somebody who wants to know how far the whole comparison is, and each run."""
+    """Reports the progress of a whole comparison and of each run in it."""
 
     def runs(self, done: int, total: int, title: str) -> None:
-        """So many runs are over, and this one begins, or is the last that ended where several go side by side."""
+        """Report how many runs are over, and the one that begins; with several processes, the one that ended last."""
 
     def lane(self, number: int) -> Reporter:
-        """Who wants to know how far one of several processes is."""
+        """The reporter of one of several processes, from 1 on."""
 
 
 def chosen_methods(text: str) -> list[str]:
-    """From "all" or "fedquit,pga"; all are those of the table but Retrain, which is always the yardstick."""
+    """The methods named by "all" or "fedquit,pga"; "all" leaves out Retrain, which every method is compared with."""
     if text == "all":
         return [name for name in METHODS if name != "retrain"]
     names = [name.strip() for name in text.split(",")]
@@ -52,7 +55,7 @@ def chosen_methods(text: str) -> list[str]:
 
 
 def parse_targets(text: str) -> list[Target] | None:
-    """From "0,1,2", or "0+1,2+3" for clients that leave together; "all" is None, as `compare` takes it."""
+    """The targets in "0,1,2", or "0+1,2+3" for clients that leave together; None for "all", as `compare` takes it."""
     if text == "all":
         return None
     try:
@@ -81,13 +84,56 @@ def compare(
     cache: Path | None = None,
     references: int = 0,
     jobs: int = 1,
-) -> tuple[list[Line], list[Outcome]]:
+) -> tuple[list[MethodSummary], list[Outcome]]:
     """Run everything, or go on with it, and write `comparison.json`.
 
-    Without `targets`, every client leaves in turn. With `references`, each erasure is repeated with so many other
-    seeds, for what needs many models. With `jobs`, so many processes share the work; 0 takes as many as `fitting_jobs`
-    says.
+    Args:
+        recipe: With one request to forget; its own method keeps its settings, the others have their defaults.
+        methods: By name, in the order of the table.
+        targets: The clients that leave in turn; None for every client.
+        seeds: How many, from the recipe's on.
+        out: The folder of the comparison.
+        overview: Reports the progress.
+        cache: Of trainings; else a folder below `out`.
+        references: Other seeds with which each erasure is repeated, for what needs many models.
+        jobs: Processes that share the work; 0 takes as many as `fitting_jobs` says.
+
+    Returns:
+        The lines of the table, and the outcome of each run.
     """
+    _check(recipe, seeds, references, jobs)
+    refuse_overwriting(out, COMPARISON)
+    cache = cache or out / "cache"
+    variants = {name: _variant(recipe, name) for name in methods}
+    setup = build_setup(recipe)
+    targets = setup.data.clients if targets is None else targets
+    for target in targets:
+        require_servable(setup, _request(recipe, target))
+    refused = _refused(setup, variants, cache)
+    places = [(target, seed) for seed in range(recipe.seed, recipe.seed + seeds) for target in targets]
+    planned = [
+        Outcome(name, target, seed, _folder(out, seed, target, name), failure=refused.get(name, ""))
+        for target, seed in places
+        for name in methods
+    ]
+    attached = {name: variant.to_dict() for name, variant in variants.items() if name not in refused}
+    runs: dict[Key, Job] = {}
+    for outcome in planned:
+        if not outcome.failure:
+            job = _job("run", variants[outcome.method], outcome, cache)
+            runs[outcome.key] = {**job, "attached": attached, "references": references}
+    again = [Outcome(SPREAD, target, seed, out) for target, seed in places]
+    spreads = {outcome.key: _job("again", recipe, outcome, cache) for outcome in again}
+    answers = _carried_out(runs, spreads, overview, jobs or fitting_jobs(setup))
+    outcomes = [outcome if outcome.failure else _filled(outcome, answers[outcome.key]) for outcome in planned]
+    rows = {outcome.place: answers[outcome.key]["row"] for outcome in again}
+    comparison = compared(recipe.to_dict(), code_version(), methods, outcomes, rows, out)
+    write_comparison(out, comparison)
+    return list(comparison.table), outcomes
+
+
+def _check(recipe: Recipe, seeds: int, references: int, jobs: int) -> None:
+    """Refuse what cannot be compared, before any work begins."""
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}: it must be at least 1.")
     if jobs < 0:
@@ -101,25 +147,6 @@ def compare(
             "a comparison is over one request to forget, and this recipe has other events: "
             "leave one [[request]] in it, or carry it out with `fedquit run`."
         )
-    cache = cache or out / "cache"
-    variants = {name: _variant(recipe, name) for name in methods}
-    setup = build_setup(recipe)
-    targets = setup.data.clients if targets is None else targets
-    for target in targets:
-        require_servable(setup, _request(recipe, target))
-    refused = _refused(setup, variants, cache)
-    places = [(t, s) for s in range(recipe.seed, recipe.seed + seeds) for t in targets]
-    blank = [Outcome(n, t, s, _folder(out, s, t, n), failure=refused.get(n, "")) for t, s in places for n in methods]
-    beside = {"attached": {n: v.to_dict() for n, v in variants.items() if n not in refused}, "references": references}
-    runs = {o.key: _task("run", variants[o.method], o, cache) | beside for o in blank if not o.failure}
-    again = [Outcome(FLOOR, t, s, out) for t, s in places]
-    floors = {o.key: _task("floor", recipe, o, cache) for o in again}
-    answers = _carried_out(runs, floors, overview, jobs or fitting_jobs(setup))
-    outcomes = [o if o.failure else _filled(o, answers[o.key]) for o in blank]
-    floor = {(o.target, o.seed): answers[o.key]["row"] for o in again}
-    lines = list(summarised(outcomes, methods, floor))
-    write_json(out / "comparison.json", to_dict(recipe, lines, outcomes, floor, out))
-    return lines, outcomes
 
 
 def fitting_jobs(setup: Setup) -> int:
@@ -127,61 +154,69 @@ def fitting_jobs(setup: Setup) -> int:
     say_engine(setup)
     if setup.device.type != "cpu":
         return 1
-    return max(1, cores() // (1 if setup.chosen.name == "stacked" else torch.get_num_threads()))
+    threads = 1 if setup.chosen.name == "stacked" else torch.get_num_threads()
+    return max(1, cores() // threads)
 
 
 def _folder(out: Path, seed: int, target: Target, method: str) -> Path:
     clients = members(target)
-    who = ("clients-" if len(clients) > 1 else "client-") + "+".join(map(str, clients))
-    return out / f"seed-{seed}" / who / method.replace(":", ".")
+    prefix = "clients-" if len(clients) > 1 else "client-"
+    return out / f"seed-{seed}" / (prefix + "+".join(map(str, clients))) / method.replace(":", ".")
 
 
-def _task(do: str, recipe: Recipe, of: Outcome, cache: Path) -> Job:
-    own = _for(recipe, of.seed, of.target)
-    title = f"{of.method}, {named(of.target)}, seed {of.seed}"
-    data = own.data.folder  # where it lies is no part of what a recipe says of itself
-    task = {"do": do, "title": title, "recipe": own.to_dict(), "data": data}
-    return {**task, "folder": str(of.folder), "cache": str(cache)}
+def _job(do: str, recipe: Recipe, outcome: Outcome, cache: Path) -> Job:
+    """What a worker process needs for one run, or for one Retrain with another seed."""
+    own = _for(recipe, outcome.seed, outcome.target)
+    return {
+        "do": do,
+        "title": f"{outcome.method}, {named(outcome.target)}, seed {outcome.seed}",
+        "recipe": own.to_dict(),
+        "data": own.data.folder,  # where the data lies is no part of a recipe's JSON
+        "folder": str(outcome.folder),
+        "cache": str(cache),
+    }
 
 
 def _carried_out(
-    runs: Mapping[Key, Job], floors: Mapping[Key, Job], overview: Overview, jobs: int
+    runs: Mapping[Key, Job], spreads: Mapping[Key, Job], overview: Overview, jobs: int
 ) -> dict[Key, Answer]:
-    """The answer to each task; side by side, what others would wait for comes first."""
-    tasks, found = {**runs, **floors}, dict[Key, Answer]()
+    """The answer to each job; with several processes, what others would wait for comes first."""
+    every = {**runs, **spreads}
+    answers: dict[Key, Answer] = {}
     if jobs == 1:
-        for number, (key, task) in enumerate(tasks.items()):
-            overview.runs(number, len(tasks), task["title"])
-            found[key] = _sound(work(task, overview))
+        for number, (key, job) in enumerate(every.items()):
+            overview.runs(number, len(every), job["title"])
+            answers[key] = _sound(work(job, overview))
     else:
-        overview.runs(0, len(tasks), f"{jobs} processes")
+        overview.runs(0, len(every), f"{jobs} processes")
         threads = max(1, torch.get_num_threads() // jobs)
-        with WorkerPool(WORK, jobs, lambda number: overview.lane(number + 1), threads) as processes:
-            for key, answer in (a for stage in _stages(runs, floors) for a in _together(processes, stage)):
-                found[key] = _sound(answer)
-                overview.runs(len(found), len(tasks), f"{tasks[key]['title']}: done")
-    overview.runs(len(tasks), len(tasks), "done")
-    return found
+        with WorkerPool(WORK, jobs, lambda number: overview.lane(number + 1), threads) as pool:
+            for stage in _stages(runs, spreads):
+                for key, answer in _staged(pool, stage):
+                    answers[key] = _sound(answer)
+                    overview.runs(len(answers), len(every), f"{every[key]['title']}: done")
+    overview.runs(len(every), len(every), "done")
+    return answers
 
 
-def _stages(runs: Mapping[Key, Job], floors: Mapping[Key, Job]) -> Iterator[list[tuple[Key, Job]]]:
+def _stages(runs: Mapping[Key, Job], spreads: Mapping[Key, Job]) -> Iterator[list[tuple[Key, Job]]]:
     """First a run of each seed, which trains its Original, beside the Retrains of the other targets; then the rest."""
     first = {seed: (method, target, seed) for method, target, seed in reversed(list(runs))}.values()
-    served = {(target, seed) for _, target, seed in first}
-    retrains = [(key, {**task, "do": "retrain"}) for key, task in floors.items() if key[1:] not in served]
+    retrained_there = {(target, seed) for _, target, seed in first}
+    retrains = [(key, {**job, "do": "retrain"}) for key, job in spreads.items() if key[1:] not in retrained_there]
     yield [*((key, runs[key]) for key in first), *retrains]
-    yield [*floors.items(), *((key, task) for key, task in runs.items() if key not in first)]
+    yield [*spreads.items(), *((key, job) for key, job in runs.items() if key not in first)]
 
 
-def _together(processes: WorkerPool, stage: Sequence[tuple[Key, Job]]) -> Iterator[tuple[Key, Answer]]:
-    for number, found in processes.run([task for _, task in stage]):
-        key, task = stage[number]
-        if task["do"] == "retrain":
-            continue  # trained ahead for others, who find it in the cache, or train it themselves and say why not
-        if isinstance(found, WorkerLostError):
-            yield key, {"failure" if task["do"] == "run" else "error": f"{task['title']}: {found}"}
+def _staged(pool: WorkerPool, stage: Sequence[tuple[Key, Job]]) -> Iterator[tuple[Key, Answer]]:
+    for number, answer in pool.run([job for _, job in stage]):
+        key, job = stage[number]
+        if job["do"] == "retrain":
+            continue  # trained ahead for other jobs, which find it in the cache, or train it and say why that failed
+        if isinstance(answer, WorkerLostError):
+            yield key, {"failure" if job["do"] == "run" else "error": f"{job['title']}: {answer}"}
         else:
-            yield key, found
+            yield key, answer
 
 
 def _sound(answer: Answer) -> Answer:
@@ -190,14 +225,23 @@ def _sound(answer: Answer) -> Answer:
     return answer
 
 
-def work(task: Job, reporter: Reporter) -> Answer:
-    """A run of one method, a Retrain for the cache, or the noise floor of a target: from JSON to JSON."""
-    recipe, cache = build(Recipe, dict(task["recipe"]), "recipe"), Path(task["cache"])
-    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, folder=task["data"]))
-    if task["do"] == "run":
-        return _tried(recipe, task, cache, reporter)
+def work(job: Job, reporter: Reporter) -> Answer:
+    """Do one job, from JSON to JSON: a run of one method, a Retrain for the cache, or a Retrain with another seed.
+
+    Args:
+        job: From `_job`.
+        reporter: Reports the progress.
+
+    Returns:
+        `rows` (and `evidence`) or `failure` of a run, `row` or `error` of a Retrain with another seed.
+    """
+    recipe = build(Recipe, dict(job["recipe"]), "recipe")
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, folder=job["data"]))
+    cache = Path(job["cache"])
+    if job["do"] == "run":
+        return _tried(recipe, job, cache, reporter)
     try:
-        if task["do"] == "retrain":
+        if job["do"] == "retrain":
             retrained(recipe, cache, reporter)
             return {}
         return {"row": retrain_again(recipe, cache, reporter=reporter)}
@@ -205,14 +249,16 @@ def work(task: Job, reporter: Reporter) -> Answer:
         return {"error": str(error)}
 
 
-def _tried(recipe: Recipe, task: Job, cache: Path, reporter: Reporter) -> Answer:
-    folder, attached = Path(task["folder"]), {n: build(Recipe, r, "recipe") for n, r in task["attached"].items()}
+def _tried(recipe: Recipe, job: Job, cache: Path, reporter: Reporter) -> Answer:
+    folder = Path(job["folder"])
+    attached = {name: build(Recipe, variant, "recipe") for name, variant in job["attached"].items()}
     methods = {name: variant.build_method() for name, variant in attached.items()}
     try:
-        answer = {"rows": run(recipe, folder, cache=cache, reporter=reporter, attached=methods)["rows"]}
-        if task["references"]:
-            found = gathered(recipe, task["references"], folder, cache, reporter=reporter, attached=methods)
-            answer["evidence"] = dataclasses.asdict(found)
+        rows = run(recipe, folder, cache=cache, reporter=reporter, attached=methods)["rows"]
+        answer: dict[str, Any] = {"rows": rows}
+        if job["references"]:
+            evidence = gathered(recipe, job["references"], folder, cache, reporter=reporter, attached=methods)
+            answer["evidence"] = dataclasses.asdict(evidence)
     except FedquitError as error:
         return {"failure": str(error)}
     except Exception as error:
@@ -223,8 +269,7 @@ def _tried(recipe: Recipe, task: Job, cache: Path, reporter: Reporter) -> Answer
 def _filled(outcome: Outcome, answer: Answer) -> Outcome:
     if answer.get("failure"):
         return dataclasses.replace(outcome, failure=answer["failure"])
-    evidence = build(Evidence, answer["evidence"], "evidence") if answer.get("evidence") else None
-    return dataclasses.replace(outcome, rows=tuple(answer["rows"]), evidence=evidence)
+    return dataclasses.replace(outcome, rows=tuple(answer["rows"]), evidence=answer.get("evidence"))
 
 
 def _for(recipe: Recipe, seed: int, target: Target) -> Recipe:
@@ -236,16 +281,16 @@ def _request(recipe: Recipe, target: Target) -> EventRecipe:
 
 
 def _variant(recipe: Recipe, name: str) -> Recipe:
-    """The recipe with another method; its own keeps the settings that the recipe gives it."""
+    """The recipe with another method; its own method keeps the settings that the recipe gives it."""
     return recipe if name == recipe.method_name else dataclasses.replace(recipe, method={"name": name})
 
 
 def _refused(setup: Setup, variants: Mapping[str, Recipe], cache: Path) -> dict[str, str]:
-    """The methods that cannot watch the training, and why."""
-    found = {}
+    """The methods whose memory does not fit on the disk, and the sentence that says so."""
+    reasons = {}
     for name, variant in variants.items():
         try:
             require_disk(setup, cache, {name: variant.build_method()})
         except StoreError as error:
-            found[name] = str(error)
-    return found
+            reasons[name] = str(error)
+    return reasons

@@ -26,6 +26,7 @@ from fedquit.audit.metrics.klom import klom
 from fedquit.audit.scores import Floats, score_examples
 from fedquit.core import Params
 from fedquit.errors import InputError
+from fedquit.results.references import FALLING
 from fedquit.running.recipe import Recipe
 from fedquit.running.runner import evaluation_of, retrained, run
 from fedquit.running.setup import build_setup
@@ -36,7 +37,6 @@ SEED_STEP = 7_919  # between the seeds of two reference models
 LEAST = 4  # models of each kind: forgetting quality needs 3
 LEAST_IN_HALVES = 6  # the same for each half; fewer could not be halved in as many ways as there are halvings
 HALVINGS = 19  # of the models: by chance, a twentieth one is farther than all of them one time in twenty
-FALLING = "forgetting_quality"  # the one measure that is lower, the farther two kinds of model lie apart
 
 
 @dataclass(frozen=True)
@@ -231,11 +231,6 @@ def compared(unlearned: Phis, oracle: Phis) -> Evidence:
         rmia_auc_floor=rmia_floor[0],
         rmia_finds_floor=rmia_floor[1],
     )
-
-
-def is_farther(measure: str, method: float, farthest: float) -> bool:
-    """Whether a method lies farther from Retrain than Retrain itself in any halving."""
-    return method < farthest if measure == FALLING else method > farthest
 
 
 def _distances(unlearned: Floats, oracle: Floats) -> dict[str, float]:

@@ -18,21 +18,9 @@ import numpy.typing as npt
 
 from fedquit.audit.scores import Floats
 from fedquit.errors import InputError
+from fedquit.results.intervals import Interval
 
 FPRS = (0.01, 0.001)  # where the TPR is reported
-
-
-@dataclass(frozen=True)
-class Interval:
-    """An estimate and its 95 % interval (or whichever level was asked for)."""
-
-    value: float
-    low: float
-    high: float
-
-    def covers(self, x: float) -> bool:
-        """Whether x is among the values that the data do not speak against."""
-        return self.low <= x <= self.high
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from typing import Literal
 
 from scipy.stats import ks_2samp
 
-from fedquit.audit.attacks.roc import Interval, TprAt, auc, roc
+from fedquit.audit.attacks.roc import TprAt, auc, roc
 from fedquit.audit.scores import Scores
+from fedquit.results.intervals import Interval
 
 Verdict = Literal["remembered", "no trace", "over-unlearned"]
 EXACT = 1_000  # examples of a kind up to which the KS test is exact

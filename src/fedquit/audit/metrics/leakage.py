@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedquit.audit.attacks.roc import FPRS, Interval, TprAt, auc, roc
+from fedquit.audit.attacks.roc import FPRS, TprAt, auc, roc
 from fedquit.audit.scores import Floats, Scores
 from fedquit.errors import InputError
+from fedquit.results.intervals import Interval
 
 
 @dataclass(frozen=True)

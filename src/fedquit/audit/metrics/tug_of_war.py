@@ -1,31 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tug-of-War: forgetting against keeping, in one number.
+"""Tug-of-War; the formulas are those of `fedquit.results.tug_of_war`."""
 
-Zhao, Kurmanji, Bărbulescu, Triantafillou, Triantafillou: What Makes Unlearning Hard and What to Do About It (NeurIPS
-2024). The product falls if any one of the three strays from Retrain, so that none can pay for another.
-"""
+from fedquit.results.tug_of_war import tug_of_war, tug_of_war_mia
 
-from __future__ import annotations
-
-import math
-
-from fedquit.errors import InputError
-
-
-def tug_of_war(*, forget: float, retain: float, test: float) -> float:
-    """ToW = (1 - |forget gap|)(1 - |retain gap|)(1 - |test gap|) for gaps of accuracy to Retrain, in points.
-
-    1 for a model with Retrain's accuracies, 0 where one of them is wholly off.
-    """
-    return math.prod(1 - _share(g) for g in (forget, retain, test))
-
-
-def tug_of_war_mia(*, mia: float, retain: float, test: float) -> float:
-    """ToW-MIA: the same with the gap of a membership attack, in points, in place of the forget accuracy's."""
-    return tug_of_war(forget=mia, retain=retain, test=test)
-
-
-def _share(gap: float) -> float:
-    if not abs(gap) <= 100:
-        raise InputError(f"a gap is {gap} points: it must lie between -100 and 100.")
-    return abs(gap) / 100
+__all__ = ["tug_of_war", "tug_of_war_mia"]

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema of `results.json`: which fields a row has, which of them are measures, and how a measure is averaged.
+
+A field is never renamed, and a new one does not raise the number of the schema. Every field but those of `REQUIRED` is
+optional: older results lack some, and what this version does not know is kept as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = 1
+
+Row = Mapping[str, Any]  # one phase of one request, as `results.json` has it
+
+REQUIRED: Mapping[str, type] = {"method": str, "phase": str, "request": int, "clients": list}
+ACCURACIES = ("test_acc", "retain_acc", "forget_acc")  # a row without any of these fields measures nothing
+
+PHASES = {
+    "original": "Original",
+    "retrained": "Retrained",
+    "unlearned": "Unlearned",
+    "recovered": "Recovered",
+}
+AGAIN = "retrained again"  # the phase of Retrain with another seed, in comparisons only
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a row: what it is called, its unit, and over what it may be averaged.
+
+    Attributes:
+        key: The field of the row.
+        label: The heading of a column.
+        unit: `%`, `share` (0 to 1), `nats`, `B`, `FLOP`, `s`, or what is counted.
+        over_recoveries: Whether several recoveries of one request are averaged; if not, the first one's number stands.
+        over_requests: Whether several requests are averaged; the ends of intervals are not.
+        compared: Whether its gap to Retrain is part of a comparison.
+    """
+
+    key: str
+    label: str
+    unit: str
+    over_recoveries: bool = True
+    over_requests: bool = True
+    compared: bool = False
+
+
+def _rate(key: str, label: str) -> tuple[Measure, ...]:
+    """A share with the ends of its interval, which are means over recoveries but not over requests."""
+    ends = {"low": "lower end", "high": "upper end"}
+    limits = (Measure(f"{key}_{end}", f"{label}, {words}", "share", over_requests=False) for end, words in ends.items())
+    return (Measure(key, label, "share"), *limits)
+
+
+def _cost(key: str, label: str, unit: str) -> Measure:
+    """Costs and counts of several recoveries are those of the first."""
+    return Measure(key, label, unit, over_recoveries=False)
+
+
+_TABLE = (
+    Measure("test_acc", "Test", "%", compared=True),
+    Measure("retain_acc", "Retain", "%", compared=True),
+    Measure("forget_acc", "Forget", "%", compared=True),
+    Measure("holdout_acc", "Hold-out", "%"),
+    Measure("test_loss", "Test loss", "nats"),
+    Measure("retain_loss", "Retain loss", "nats"),
+    Measure("forget_loss", "Forget loss", "nats"),
+    Measure("holdout_loss", "Hold-out loss", "nats"),
+    Measure("mia_song_svc", "MIA Song", "%", compared=True),
+    Measure("mia_yeom", "MIA Yeom", "%", compared=True),
+    Measure("mia_song_correctness", "Correctness", "%", compared=True),
+    Measure("mia_song_confidence", "Confidence", "%", compared=True),
+    Measure("mia_song_entropy", "Entropy", "%", compared=True),
+    Measure("mia_song_modified_entropy", "Modified entropy", "%", compared=True),
+    Measure("backdoor_asr", "Backdoor", "%", compared=True),
+    *_rate("tpr_at_0.01", "TPR at 1 % FPR"),
+    *_rate("tpr_at_0.001", "TPR at 0.1 % FPR"),
+    *_rate("auc", "AUC against hold-out"),
+    Measure("entropy_ks", "KS distance of the entropies", "share"),
+    Measure("entropy_ks_p", "p-value of the KS distance", "share"),
+    *_rate("leakage_auc", "Two snapshots, AUC"),
+    *_rate("leakage_tpr_at_0.01", "Two snapshots, TPR at 1 % FPR"),
+    *_rate("leakage_tpr_at_0.001", "Two snapshots, TPR at 0.1 % FPR"),
+    Measure("forget_js", "JS divergence", "nats"),
+    Measure("price_of_forgetting", "Price of forgetting", "nats", over_recoveries=False),
+    Measure("relearn_ratio", "Relearning", "× Retrain", over_recoveries=False),
+    _cost("rounds", "Rounds", "rounds"),
+    _cost("seconds", "Time", "s"),
+    _cost("down_bytes", "Downloads", "B"),
+    _cost("up_bytes", "Uploads", "B"),
+    _cost("participations", "Participations", "replies"),
+    _cost("client_epochs", "Client epochs", "epochs"),
+    _cost("server_epochs", "Server epochs", "epochs"),
+    _cost("server_storage_bytes", "Server storage", "B"),
+    _cost("client_storage_bytes", "Client storage", "B"),
+    _cost("client_flops", "Client FLOPs", "FLOP"),
+    _cost("server_flops", "Server FLOPs", "FLOP"),
+    _cost("budget", "Budget", "share"),
+    _cost("budget_spent", "Spent", "share"),
+)
+MEASURES: Mapping[str, Measure] = {measure.key: measure for measure in _TABLE}
+COMPARED = tuple(measure.key for measure in _TABLE if measure.compared)
+DISTANCE = "forget_js"  # a distance to Retrain by itself, from both models' predictions
+AVERAGED = {"retain": "retain_acc", "forget": "forget_acc", "song": "mia_song_svc", "yeom": "mia_yeom"}  # in Avg. gap
+
+
+def labels(*keys: str) -> dict[str, str]:
+    """The headings of some measures, by key and in this order."""
+    return {key: MEASURES[key].label for key in keys}
+
+
+GAPS = labels(*AVERAGED.values())
+THRESHOLDS = labels("mia_song_correctness", "mia_song_confidence", "mia_song_entropy", "mia_song_modified_entropy")
+
+
+@dataclass(frozen=True)
+class CostKind:
+    """A cost of a phase: the fields that add up to it, and how the phases of a request add up."""
+
+    label: str
+    unit: str
+    fields: tuple[str, ...]
+    largest: bool = False  # storage: the larger phase counts, not the sum
+
+
+COSTS: Mapping[str, CostKind] = {
+    "bytes": CostKind("Communication", "B", ("down_bytes", "up_bytes")),
+    "flops": CostKind("Computing", "FLOP", ("client_flops", "server_flops")),
+    "epochs": CostKind("Epochs", "epochs", ("client_epochs", "server_epochs")),
+    "client_epochs": CostKind("Client epochs", "epochs", ("client_epochs",)),
+    "server_storage_bytes": CostKind("Server storage", "B", ("server_storage_bytes",), largest=True),
+    "client_storage_bytes": CostKind("Client storage", "B", ("client_storage_bytes",), largest=True),
+    "seconds": CostKind("Time", "s", ("seconds",)),
+}
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond what a float can hold
+        return None
+
+
+def numbers(value: object) -> list[float] | None:
+    """A list of finite numbers, or None for anything else."""
+    if not isinstance(value, list):
+        return None
+    known = [finite for item in value if (finite := number(item)) is not None]
+    return known if len(known) == len(value) else None
+
+
+def numbers_in(value: object) -> dict[str, Any]:
+    """The numbers and truth values of a JSON object and of the objects in it; everything else is left out."""
+    known: dict[str, Any] = {}
+    for key, item in value.items() if isinstance(value, dict) else ():
+        if isinstance(item, dict):
+            known[str(key)] = numbers_in(item)
+        elif isinstance(item, bool):
+            known[str(key)] = item
+        elif (finite := number(item)) is not None:
+            known[str(key)] = finite
+    return known
+
+
+def fault_of_row(row: object) -> str:
+    """What keeps a row from being read, in words; "" for a row that can be read."""
+    if not isinstance(row, dict):
+        return "is not an object"
+    for key, kind in REQUIRED.items():
+        if not isinstance(row.get(key), kind):
+            return f"has no usable {key}"
+    if not any(key in row for key in ACCURACIES):
+        return f"has no measure: none of {', '.join(ACCURACIES)}"
+    for key in COMPARED:
+        percentage = number(row.get(key))
+        if percentage is not None and not -1e-9 <= percentage <= 100 + 1e-9:
+            return f"has {key} {percentage:g}, which is not a percentage"
+    return ""
+
+
+def fault_of_results(results: Mapping[str, Any]) -> str:
+    """What keeps results from being read, in words; "" for results that can be read."""
+    for key, kind in (("recipe", dict), ("versions", dict), ("rows", list)):
+        if not isinstance(results.get(key), kind):
+            return f"it has no usable {key}"
+    for index, row in enumerate(results["rows"]):
+        if fault := fault_of_row(row):
+            return f"row {index} {fault}"
+    return ""
