@@ -24,7 +24,9 @@ PAGE = (ROOT / "docs" / "your-data.md").read_text()
 
 def saved(page: str, folder: Path) -> None:
     """Every block under the name that the text before it gives: "Save this as `name`"."""
-    for name, block in re.findall(r"[Ss]ave this as `([\w.]+)`.*?\n```\w+\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+    for name, block in re.findall(
+        r"[Ss]ave this as\s`([\w.]+)`.*?\n```\w+\n(.*?)^```$", page, re.DOTALL | re.MULTILINE
+    ):
         (folder / name).write_text(block)
 
 

@@ -18,7 +18,8 @@ from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 from fedquit.core import Params
 from fedquit.data.federated import FederatedData
 from fedquit.flower import wire
-from fedquit.flower.grid_engine import TRIES, NodesMissing, TooFewReplies
+from fedquit.flower.grid_engine import TRIES, TooFewReplies
+from fedquit.flower.presence import NodesMissing
 from fedquit.models import FunctionalModel
 from flower.grid_world import MakeWorld, Setup, Spoil, lines
 

@@ -38,7 +38,8 @@ class Pass:
     @property
     def nbytes(self) -> int:
         """Bytes of all numbers but the logits."""
-        return self.true_logits.nbytes + sum(getattr(self.scores, f.name).nbytes for f in fields(self.scores))
+        arrays = (getattr(self.scores, f.name) for f in fields(self.scores))
+        return int(self.true_logits.nbytes + sum(array.nbytes for array in arrays))
 
 
 def make_pass(model: Model, params: Params, x: Tensor, y: Tensor, *, keep_logits: bool = False) -> Pass:

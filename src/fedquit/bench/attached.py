@@ -23,7 +23,7 @@ from fedquit.core import Request, State, Training
 from fedquit.core.fedavg import Learn
 from fedquit.core.method import Method
 from fedquit.core.params import nbytes
-from fedquit.engine import Precision, Recordings, open_engine
+from fedquit.engine import Precision, GraphCache, open_engine
 from fedquit.errors import InputError
 from fedquit.methods import METHODS
 from fedquit.running.costs import Metered
@@ -76,7 +76,7 @@ def watching_methods() -> dict[str, Method]:
 
 
 def training(
-    setting: Setting, methods: Mapping[str, Method], folder: Path, rounds: int, recordings: Recordings
+    setting: Setting, methods: Mapping[str, Method], folder: Path, rounds: int, graphs: GraphCache
 ) -> Attached:
     """A training of some rounds on a setting.
 
@@ -85,12 +85,12 @@ def training(
         methods: which are attached, by name.
         folder: for its states and memories.
         rounds: how many.
-        recordings: what the engine keeps, shared by trainings on the same data.
+        graphs: what the engine keeps, shared by trainings on the same data.
     """
     precision: Precision = "bf16" if setting.device.type == "cuda" else "float32"
     memories = Memories.open(folder, device=setting.device)
     data = setting.data
-    engine = open_engine("auto", setting.model, data, memories.clients, precision, 0, recordings)
+    engine = open_engine("auto", setting.model, data, memories.clients, precision, 0, graphs)
     session = Session(engine, 0, data.clients, memories=memories.own)
     meter = Metered(session)
     hooks = Hooks(methods, memories.of, Request((data.clients[0],)))
@@ -118,9 +118,9 @@ def compared(setting: Setting, rounds: int, folder: Path) -> list[Figure]:
     watching = watching_methods()
     others = {name: method for name, method in watching.items() if name != HISTORY}
     sets: dict[str, Mapping[str, Method]] = {BARE: {}, WATCHED: others, WITH_HISTORY: {HISTORY: watching[HISTORY]}}
-    recordings = Recordings()
+    graphs = GraphCache()
     ways = {
-        name: training(setting, methods, folder / str(number), rounds, recordings)
+        name: training(setting, methods, folder / str(number), rounds, graphs)
         for number, (name, methods) in enumerate(sets.items())
     }
     for _ in range(rounds):

@@ -114,7 +114,7 @@ def attached(
     """What the methods that watch a training cost it: a round with and without them, taking turns."""
     from fedquit.bench.attached import measured
 
-    _keep(measured(device, rounds=rounds, steps=steps, folder=folder), "attached", out, as_json)
+    _write(measured(device, rounds=rounds, steps=steps, folder=folder), "attached", out, as_json)
 
 
 @app.command(name="agree")

@@ -20,8 +20,8 @@ from fedquit.engine.plan import fixed_uniforms
 from fedquit.errors import FedquitError, UnreachableError
 from fedquit.flower import wire
 from fedquit.flower.client import ClientData
-from fedquit.flower.presence import NodesMissing, Presence
-from fedquit.flower.transport import LONGEST_POLL, PATIENCE, Clock, OutgoingMessage, Transport
+from fedquit.flower.presence import Presence
+from fedquit.flower.transport import LONGEST_POLL, PATIENCE, Clock, OutgoingMessage
 
 TRIES = 3  # invalid replies of a client that must answer, before it counts as unreachable
 LAST_TRY = 60.0  # seconds that a client gets at least, also when the server comes back after its deadline

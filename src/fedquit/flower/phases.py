@@ -15,12 +15,12 @@ from fedquit.errors import FedquitError, NoExamplesError, UnreachableError
 from fedquit.flower.client import ClientData
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.grid_engine import GridEngine, TooFewReplies
-from fedquit.flower.presence import Presence
-from fedquit.flower.transport import PATIENCE, Clock
 from fedquit.flower.intake import Intake
 from fedquit.flower.ledger import Erasure, Ledger
+from fedquit.flower.presence import Presence
 from fedquit.flower.roster import Roster
 from fedquit.flower.state_folder import PhaseMemory, StateFolder
+from fedquit.flower.transport import PATIENCE, Clock
 from fedquit.flower.wire import Serving
 from fedquit.running import lifecycle
 from fedquit.running.costs import Metered

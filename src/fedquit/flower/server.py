@@ -30,13 +30,13 @@ from fedquit.engine import Address
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
-from fedquit.flower.presence import Presence
-from fedquit.flower.transport import Clock, Transport
 from fedquit.flower.intake import Intake
 from fedquit.flower.ledger import Erasure, Ledger
 from fedquit.flower.phases import Evaluate, Federated, Phases
+from fedquit.flower.presence import Presence
 from fedquit.flower.roster import Roster
 from fedquit.flower.state_folder import StateFolder
+from fedquit.flower.transport import Clock, Transport
 from fedquit.running.store import locked, save_params
 from fedquit.utils.files import write_json
 

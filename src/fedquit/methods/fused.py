@@ -81,7 +81,7 @@ class FUSED(Method):
     seed: int = 0
 
     def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
-        """Add up how far each tensor moved: its mean absolute change, one number for each."""
+        """How far each tensor moved in all rounds: the mean absolute change, a number for each."""
         moved = {n: p.abs().mean().reshape(1) for n, p in sub(reply.params, start).items()}
         memory["moved"] = add(moved, memory["moved"]) if "moved" in memory else moved
 

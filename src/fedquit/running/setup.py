@@ -40,7 +40,7 @@ class Setup:
         method: its unlearning method.
         flops: counts floating-point operations, and remembers the counts.
         trigger: the backdoor in the leaving clients' data, where the recipe asks for one.
-        recordings: what an engine keeps from one use to the next.
+        graphs: captured steps, shared by the engines of this setup.
     """
 
     recipe: Recipe

@@ -63,7 +63,11 @@ def lira_online(
 ) -> Floats:
     """LiRA, online: the log-likelihood ratio between models that saw the example and models that did not.
 
-    The arguments are those of `lira_offline`; each example needs models of both kinds.
+    Args:
+        phi: under the attacked model, (N,).
+        references: under M other models, (M, N).
+        seen: which of them saw which example, (M, N); each example needs models of both kinds.
+        fixed_variance: one variance for all examples; None: where fewer than 64 models are left for some example.
     """
     asked, refs, mask = _inputs(phi, references, seen)
     inside, outside = _fit(refs, mask, fixed_variance), _fit(refs, ~mask, fixed_variance)

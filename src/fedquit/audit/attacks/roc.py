@@ -64,7 +64,12 @@ class Roc:
 
 
 def roc(scores_members: npt.ArrayLike, scores_outsiders: npt.ArrayLike) -> Roc:
-    """The ROC of a score; equal scores make one step together."""
+    """The ROC of a score; equal scores make one step together.
+
+    Args:
+        scores_members: of the members, (M,); higher means more likely a member.
+        scores_outsiders: of the outsiders, (N,).
+    """
     members, outsiders = _scores(scores_members, scores_outsiders)
     values = np.unique(np.concatenate([members, outsiders]))[::-1]
     found = [len(s) - np.searchsorted(np.sort(s), values, side="left") for s in (outsiders, members)]
@@ -77,6 +82,11 @@ def auc(scores_members: npt.ArrayLike, scores_outsiders: npt.ArrayLike, confiden
 
     The interval is Newcombe's score interval on Hanley and McNeil's variance (Statistics in Medicine 2006, method 5):
     it has a width even where the separation is perfect, where the usual standard error is 0.
+
+    Args:
+        scores_members: of the members, (M,); higher means more likely a member.
+        scores_outsiders: of the outsiders, (N,).
+        confidence: of the interval, from 0 to 1.
     """
     from scipy.optimize import brentq  # scipy takes half a second, and every recipe names attacks
     from scipy.stats import norm, rankdata

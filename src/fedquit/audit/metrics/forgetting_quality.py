@@ -45,7 +45,7 @@ class ForgettingQuality:
 
 
 def forgetting_quality(unlearned: npt.ArrayLike, oracle: npt.ArrayLike) -> ForgettingQuality:
-    """Epsilon of each example from phi, (models, examples), of as many unlearned models as oracles.
+    """Epsilon of each example from phi of as many unlearned models as oracles.
 
     epsilon = max over attacks of max{ln((1 - δ - FPR) / FNR), ln((1 - δ - FNR) / FPR)} with δ = 1e-5. The attacks:
     above a threshold means the kind with the larger median; between two thresholds means the kind with the narrower
@@ -53,6 +53,13 @@ def forgetting_quality(unlearned: npt.ArrayLike, oracle: npt.ArrayLike) -> Forge
     took a grid of 100 for each unit of phi). An attack with FPR = FNR = 0 gives 50, one with just one of them 0 is
     dropped as a sign of too few models; where none is left, and where one range is below 1 % of the other, epsilon is
     50.
+
+    Args:
+        unlearned: phi under the unlearned models, (models, examples).
+        oracle: phi under the Retrains, (models, examples).
+
+    Raises:
+        InputError: if there are fewer than 3 models, or not as many of each kind.
     """
     u, o = phi_pair(unlearned, oracle)
     if len(u) != len(o) or len(u) < 3:

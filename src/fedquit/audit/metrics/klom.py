@@ -38,8 +38,12 @@ class Klom:
 def klom(unlearned: npt.ArrayLike, oracle: npt.ArrayLike) -> Klom:
     """KL(histogram of phi over unlearned models || the same over oracles), for each example.
 
-    phi, (models, examples), is clipped to ±100; the 20 bins of an example share the range of both kinds of model; where
-    an unlearned model falls and no oracle does, the oracles get a probability of 1e-5.
+    phi is clipped to ±100; the 20 bins of an example share the range of both kinds of model; where an unlearned model
+    falls and no oracle does, the oracles get a probability of 1e-5.
+
+    Args:
+        unlearned: phi under the unlearned models, (models, examples).
+        oracle: phi under the Retrains, (models, examples).
     """
     u, o = phi_pair(unlearned, oracle)
     u, o = np.clip(u, -CLIP, CLIP), np.clip(o, -CLIP, CLIP)
