@@ -63,7 +63,11 @@ def test_a_text_can_be_learned_by_every_way() -> None:
 def test_the_transformer_takes_its_steps() -> None:
     found = settings.transformer(torch.device("cpu"), steps=1, clients=2, size=64)
     assert found.whole == pytest.approx(sum(-(-n // 32) for n in RAGGED) / 2)
-    assert settings.seen(found.data.dataset, torch.arange(2)).shape == (2, 3, 64, 64) == (2, *found.data.dataset.shape)
+    assert (
+        settings.training_inputs(found.data.dataset, torch.arange(2)).shape
+        == (2, 3, 64, 64)
+        == (2, *found.data.dataset.shape)
+    )
     for way in (plain(found, 1), engine(found, "stacked", 1)):
         before = fingerprint(way.params)
         way.rounds(1)

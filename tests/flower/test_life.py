@@ -25,9 +25,9 @@ from fedquit.data.federated import FederatedData
 from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.flower import intake, wire
 from fedquit.flower.client import ClientData, erasable
-from fedquit.flower.presence import NodesMissing
 from fedquit.flower.intake import MOST_REQUESTS
 from fedquit.flower.outbox import Inbox
+from fedquit.flower.presence import NodesMissing
 from fedquit.flower.server import ServerResult
 from fedquit.methods import METHODS
 from fedquit.methods.not_ import NoT

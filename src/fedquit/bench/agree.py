@@ -114,8 +114,8 @@ def _apart(model: FunctionalModel, data: FederatedData, case: Case, name: str) -
         task = replace(case.task, local=replace(case.task.local, lr=factor * case.task.local.lr))
         sent = {n: _scaled(part, 1 - number / 10) for n, part in case.sent.items()}
         ask = Ask(task, clients, "all", sent, Address(3, "agree", number))
-        found, expected = (list(engine.run(ask)) for engine in engines)
-        far = max(far, *(_distance(a.params, b.params) for a, b in zip(found, expected, strict=True)))
+        replies, expected = (list(engine.run(ask)) for engine in engines)
+        far = max(far, *(_distance(a.params, b.params) for a, b in zip(replies, expected, strict=True)))
     return far
 
 
@@ -123,9 +123,9 @@ def _scaled(params: Params, factor: float) -> Params:
     return {n: factor * p for n, p in params.items()}
 
 
-def _distance(found: Params, expected: Params) -> float:
+def _distance(params: Params, expected: Params) -> float:
     scale = max(float(p.abs().max()) for p in expected.values())
-    far = max(float((found[n] - p).abs().max()) for n, p in expected.items())
+    far = max(float((params[n] - p).abs().max()) for n, p in expected.items())
     return far / scale if not math.isnan(far) else float("inf")  # NaN is as far as can be
 
 
@@ -138,21 +138,21 @@ def _low_precision(device: torch.device, rounds: int, network: str = "resnet18")
     full = _accuracies(engine(setting, "sequential", torch.get_num_threads()), rounds)
     low = _accuracies(engine(setting, "stacked", torch.get_num_threads(), "bf16"), rounds)
     spread, said = max(full) - min(full), f"after a small run with {SEEDS} seeds"
-    told = f"bfloat16 {_listed(low)}, float32 {_listed(full)}; the limit is float32's spread, or what chance gives"
+    note = f"bfloat16 {_listed(low)}, float32 {_listed(full)}; the limit is float32's spread, or what chance gives"
     away = abs(statistics.mean(low) - statistics.mean(full))
     return [
         Figure(f"accuracy {said}, float32's lie apart", "points", (spread,)),
-        Figure(f"accuracy {said}, bfloat16's mean from float32's", "points", (away,), max(spread, CHANCE), told),
+        Figure(f"accuracy {said}, bfloat16's mean from float32's", "points", (away,), max(spread, CHANCE), note),
     ]
 
 
 def _accuracies(way: Timed, rounds: int) -> list[float]:
-    found = []
+    accuracies = []
     for seed in range(SEEDS):
         way.params = placed(way.setting.model.init(seed), way.setting.device)
         way.rounds(rounds)
-        found.append(way.setting.accuracy(way.params))
-    return found
+        accuracies.append(way.setting.accuracy(way.params))
+    return accuracies
 
 
 def _listed(accuracies: list[float]) -> str:

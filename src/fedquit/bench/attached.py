@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 
 from fedquit.bench.measure import Bench, Figure, chosen_device, machine
-from fedquit.bench.settings import Setting, chosen_setting
+from fedquit.bench.settings import RAGGED, Setting, chosen_setting
 from fedquit.core import Request, State, Training
 from fedquit.core.fedavg import Learn
 from fedquit.core.method import Method
 from fedquit.core.params import nbytes
-from fedquit.engine import Precision, GraphCache, open_engine
+from fedquit.engine import GraphCache, Precision, open_engine
 from fedquit.errors import InputError
 from fedquit.methods import METHODS
 from fedquit.running.costs import Metered
@@ -126,7 +126,19 @@ def compared(setting: Setting, rounds: int, folder: Path) -> list[Figure]:
     for _ in range(rounds):
         for way in ways.values():
             way.take()
-    return [*_figures(ways, ", ".join(others)), Figure("one model", "MB", (nbytes(setting.start) / 1e6,))]
+    figures = list(_figures(ways, ", ".join(others)))
+    if setting.whole > 1:
+        figures.append(_scaled(ways[WATCHED], ways[BARE], setting))
+    return [*figures, Figure("one model", "MB", (nbytes(setting.start) / 1e6,))]
+
+
+def _scaled(way: Attached, bare: Attached, setting: Setting) -> Figure:
+    """What methods do for a client's reply does not grow with its steps: the ratio with as many as it really takes."""
+    times = setting.whole * len(setting.data.clients) / len(RAGGED)  # the steps that a client really takes
+    pairs = zip(way.processor[WARM_UP:], bare.processor[WARM_UP:], strict=True)
+    ratio = tuple(1 + (a - b) / (times * b) for a, b in pairs)
+    name = f"processor time with {WATCHED}, times the bare training's, with all steps of a round"
+    return Figure(name, "x", ratio, LIMIT, f"{times:.0f} times the steps that were measured")
 
 
 def _figures(ways: Mapping[str, Attached], others: str) -> Iterator[Figure]:

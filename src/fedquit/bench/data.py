@@ -83,13 +83,13 @@ def _in_a_process(recipe: Recipe, repeats: int, sizes: Sizes, said: str) -> Iter
     """What a federation takes in a new process, which owes nothing to this one."""
     request: dict[str, Any] = {"recipe": recipe.to_dict(), "folder": recipe.data.folder}
     request |= {"clients": sizes.clients, "evaluated": sizes.evaluated}
-    found = [_child(request) for _ in range(repeats)]
-    for stage in found[0]["peaks"]:
-        peaks = tuple(f["peaks"][stage] / GB for f in found)
+    reports = [_child(request) for _ in range(repeats)]
+    for stage in reports[0]["peaks"]:
+        peaks = tuple(f["peaks"][stage] / GB for f in reports)
         last = stage == EVALUATED
         name = f"{recipe.data.clients} clients, {recipe.model.name}, {stage}"
         yield Figure(f"peak memory, {name}", "GB", peaks, MEMORY_LIMIT if last else None, said if last else "")
-    copies = tuple(f["copies"] for f in found)
+    copies = tuple(f["copies"] for f in reports)
     yield Figure("copies of the images in memory", "", copies, COPIES_LIMIT, "at most, while a client is at work")
 
 

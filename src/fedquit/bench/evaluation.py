@@ -98,14 +98,16 @@ def _share(device: torch.device, repeats: int, sizes: Sizes) -> Iterator[Figure]
     yield Figure("training Original and Retrain", "h", hours, note=said)
 
     if whole:
-        who = _evaluation(evaluation_model, sizes, lambda n: _images(n, draw, device))
-        judging = seconds(lambda: replace(who, passes=Passes()).judge(params), repeats, device)  # nothing remembered
+        evaluation = _evaluation(evaluation_model, sizes, lambda n: _images(n, draw, device))
+        judging = seconds(
+            lambda: replace(evaluation, passes=Passes()).judge(params), repeats, device
+        )  # nothing remembered
         said = "all images, measured"
     else:
         some = _images(sizes.images, draw, device)
         reading = seconds(lambda: score_examples(evaluation_model, params, *some), repeats)
-        who = _evaluation(_Logits(), sizes, lambda n: _logits(n, draw))
-        beside = seconds(lambda: replace(who, passes=Passes()).judge({}), repeats)
+        evaluation = _evaluation(_Logits(), sizes, lambda n: _logits(n, draw))
+        beside = seconds(lambda: replace(evaluation, passes=Passes()).judge({}), repeats)
         times = (sizes.train + sizes.test) / sizes.images
         judging = tuple(times * a + b for a, b in zip(reading, beside, strict=True))
         said = f"the network's part scaled from {sizes.images:,} images, the attacks on all"
@@ -133,9 +135,9 @@ def _evaluation(model: Model, sizes: Sizes, made: Callable[[int], tuple[Tensor, 
     (x, y), (test_x, test_y) = made(sizes.train), made(sizes.test)
     parts = torch.arange(sizes.train).chunk(CLIENTS)
     held = {c: part[: len(part) // 10] for c, part in enumerate(parts)}
-    kept = {c: part[len(part) // 10 :] for c, part in enumerate(parts)}
+    trained = {c: part[len(part) // 10 :] for c, part in enumerate(parts)}
     request = Request((0,))
-    data = FederatedData(Dataset(x, y, test_x, test_y, CLASSES), kept, holdout=held).mark(request)
+    data = FederatedData(Dataset(x, y, test_x, test_y, CLASSES), trained, holdout=held).mark(request)
     return Evaluation(model, data, request, tuple(ATTACKS))
 
 
@@ -177,12 +179,12 @@ SMALL: dict[str, Any] = {
 
 def made_up(top: Path, runs: int, methods: int = 10) -> None:
     """A comparison of so many runs: one real run, copied with other numbers, methods and clients."""
-    found = run(build(Recipe, SMALL, "recipe"), top.parent / "real")
+    results = run(build(Recipe, SMALL, "recipe"), top.parent / "real")
     draw = random.Random(0)
     folders = []
     for number in range(runs):
         method, client, seed = f"method-{number % methods}", number // methods % CLIENTS, number // (methods * CLIENTS)
-        altered = copy.deepcopy(found)
+        altered = copy.deepcopy(results)
         altered["recipe"] |= {"seed": seed, "method": {"name": method}}
         altered["recipe"]["request"][0]["clients"] = [client]
         for row in altered["rows"]:

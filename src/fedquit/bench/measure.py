@@ -73,20 +73,20 @@ def chosen_device(name: str) -> torch.device:
 
 def seconds(work: Callable[[], object], repeats: int, device: torch.device | None = None) -> tuple[float, ...]:
     """How long the work takes, each time; on a GPU until the last kernel is done."""
-    found = []
+    took = []
     for _ in range(repeats):
         start = time.perf_counter()
         work()
         if device is not None and device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - start)
-    return tuple(found)
+        took.append(time.perf_counter() - start)
+    return tuple(took)
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """What the figures were measured on, in general words, and how busy it was with other work."""
-    found: dict[str, Any] = {"cpu_cores": cores(), "threads": torch.get_num_threads(), "processor": platform.machine()}
-    found["load"] = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None  # over the last minute
+    facts: dict[str, Any] = {"cpu_cores": cores(), "threads": torch.get_num_threads(), "processor": platform.machine()}
+    facts["load"] = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None  # over the last minute
     if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-    return found
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts

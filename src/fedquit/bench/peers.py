@@ -58,9 +58,9 @@ def require(peer: Peer) -> None:
 
 
 def _loss(module: torch.nn.Module, dataset: Any, at: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-    from fedquit.bench.settings import seen
+    from fedquit.bench.settings import training_inputs
 
-    return functional.cross_entropy(module(seen(dataset, at)), dataset.y[at])
+    return functional.cross_entropy(module(training_inputs(dataset, at)), dataset.y[at])
 
 
 class Flower:
@@ -195,13 +195,13 @@ class Fluke:
 
     def rounds(self, count: int) -> list[float]:
         """So many rounds on."""
-        found = []
+        took = []
         for _ in range(count):
             began = time.perf_counter()
             with fastest_threads(self.setting), contextlib.redirect_stdout(io.StringIO()):
                 self.federation.run(n_rounds=1, eligible_perc=1.0)
-            found.append(time.perf_counter() - began)
-        return found
+            took.append(time.perf_counter() - began)
+        return took
 
 
 def _with_loss(setting: Setting) -> Any:  # noqa: ANN401 - pfl's protocol is made of names

@@ -42,7 +42,7 @@ def measured(
     large: bool = True,
     tell: Callable[[Bench], None] = lambda bench: None,
 ) -> Bench:
-    """All figures of a round on this device; whoever is to be told hears of all so far after each setting."""
+    """All figures of a round on this device; `tell` gets all so far after each setting."""
     if min(turns, rounds, steps) < 1:
         raise InputError("a benchmark needs at least one turn, round and step: give 1 or more.")
     at = chosen_device(device)

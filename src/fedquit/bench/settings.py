@@ -147,17 +147,18 @@ class Timed:
 
     def rounds(self, count: int) -> list[float]:
         """So many rounds on."""
-        before, found = torch.get_num_threads(), []
+        before = torch.get_num_threads()
+        took = []
         torch.set_num_threads(self.threads)
         for _ in range(count):
             began = time.perf_counter()
             self.params = self.step(self.params, self.done)
             if self.setting.device.type == "cuda":
                 torch.cuda.synchronize(self.setting.device)
-            found.append(time.perf_counter() - began)
+            took.append(time.perf_counter() - began)
             self.done += 1
         torch.set_num_threads(before)
-        return found
+        return took
 
 
 def plain(setting: Setting, threads: int) -> Timed:
@@ -181,7 +182,7 @@ def plain_round(setting: Setting, module: nn.Module, params: Params) -> Params:
         optimizer = TORCHS[local.optimizer](own.values(), local.lr)
         for at in mine[torch.randperm(len(mine))].to(setting.device).split(local.batch_size):
             optimizer.zero_grad()
-            out = module(seen(data.dataset, at))
+            out = module(training_inputs(data.dataset, at))
             logits = getattr(out, "logits", out)  # transformers wrap them
             functional.cross_entropy(logits.flatten(0, -2), data.y[at].flatten()).backward()
             if local.clip:
@@ -193,7 +194,7 @@ def plain_round(setting: Setting, module: nn.Module, params: Params) -> Params:
     return {name: p / weight for name, p in total.items()}
 
 
-def seen(dataset: Dataset, at: torch.Tensor) -> torch.Tensor:
+def training_inputs(dataset: Dataset, at: torch.Tensor) -> torch.Tensor:
     """Examples as a network reads them in training, with torch's own random numbers."""
     return varied(dataset.look, dataset.x[at])
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from fedquit.core import ClientId, Federation, Memory, Params, Reply, Request, State, Trained, Training
 from fedquit.core.method import Method, require_whole_clients
-from fedquit.core.params import add, mean, norm, sub
+from fedquit.core.params import add, foreach_sub, mean, norm, sub
 
 
 def _key(round: int, client: ClientId) -> str:
@@ -61,7 +61,7 @@ class FedEraser(Method):
     def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
         """Store the update of every `interval`-th round."""
         if round % self.interval == 0:
-            update = sub(reply.params, start)
+            update = foreach_sub(reply.params, start)
             half = self.store == "bfloat16"
             memory[_key(round, reply.client)] = {n: p.bfloat16() for n, p in update.items()} if half else update
 

@@ -30,7 +30,7 @@ from fedquit.core import (
     Training,
 )
 from fedquit.core.method import Method, require_whole_clients
-from fedquit.core.params import add, sub
+from fedquit.core.params import foreach_add, foreach_mul, foreach_sub, sub
 from fedquit.errors import RequestError
 
 INCOMPLETE = "incomplete"  # marks clients of whose contributions some were deleted
@@ -75,14 +75,15 @@ class FUKD(Method):
 
     def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
         """Keep this round's update, weighted by its examples, until the round's total is known."""
-        memory[f"round/{reply.client}"] = {n: p * reply.examples for n, p in sub(reply.params, start).items()}
+        memory[f"round/{reply.client}"] = foreach_mul(foreach_sub(reply.params, start), reply.examples)
 
     def after_round(self, memory: Memory, round: int, examples: Mapping[ClientId, int]) -> None:
         """Add each client's share of the round to its sum."""
         total = sum(examples.values())
         for client in examples:
             share = {n: p / total for n, p in memory[f"round/{client}"].items()}
-            memory[f"sum/{client}"] = add(memory[f"sum/{client}"], share) if f"sum/{client}" in memory else share
+            known = f"sum/{client}" in memory
+            memory[f"sum/{client}"] = foreach_add(memory[f"sum/{client}"], share) if known else share
             del memory[f"round/{client}"]
 
     def forget(self, memory: Memory, clients: Iterable[ClientId]) -> None:

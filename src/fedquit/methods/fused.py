@@ -18,7 +18,7 @@ from torch import Tensor
 from fedquit.core import Batch, Federation, Memory, Model, Params, Reply, Request, Sent, State, Task, Trained
 from fedquit.core.fedavg import cohort, cross_entropy
 from fedquit.core.method import Method
-from fedquit.core.params import add, mean, sub
+from fedquit.core.params import foreach_add, foreach_sub, mean
 from fedquit.errors import RequestError
 
 ADAPTER = "adapter:"  # before the name of the tensor that it is added to
@@ -82,8 +82,8 @@ class FUSED(Method):
 
     def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
         """How far each tensor moved in all rounds: the mean absolute change, a number for each."""
-        moved = {n: p.abs().mean().reshape(1) for n, p in sub(reply.params, start).items()}
-        memory["moved"] = add(moved, memory["moved"]) if "moved" in memory else moved
+        moved = {n: p.abs().mean().reshape(1) for n, p in foreach_sub(reply.params, start).items()}
+        memory["moved"] = foreach_add(moved, memory["moved"]) if "moved" in memory else moved
 
     def rounds(self, trained: Trained, request: Request) -> int:
         """As many as given; recovery continues in the same way."""

@@ -32,7 +32,7 @@ class Costs:
 
     @property
     def bytes(self) -> int:
-        """Both ways."""
+        """What travelled, down and up."""
         return self.down_bytes + self.up_bytes
 
 
@@ -62,7 +62,7 @@ class Metered:
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
-        """Who can be asked now."""
+        """The clients that can be asked now."""
         return self.inner.clients
 
     @property
@@ -81,13 +81,13 @@ class Metered:
             yield reply
 
     def run_at_server(self, task: Task, **sent: Params) -> Params:
-        """Nothing travels."""
+        """Do a task on the server's own data: nothing travels, and its passes and FLOPs are counted."""
         flops = self.work.at_server(task, sent) if self.work else 0
         self.costs += Costs(server_epochs=task.local.epochs, server_flops=flops)
         return self.inner.run_at_server(task, **sent)
 
     def settle(self, state: State) -> None:
-        """At the beginning of a phase and at the end of each round, see what lies in store."""
+        """Count what is stored, at the beginning of a phase and at the end of each round."""
         server, clients = self.stored()
         own = nbytes(state.params) + sum(nbytes(part) for part in state.kept.values())
         self.costs += Costs(server_storage_bytes=own + server, client_storage_bytes=clients)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driving a method: where it stands, who is present, and what is on disk before the next step is taken."""
+"""Driving the rounds of a phase: its addresses, the clients that are present, and what is on disk before the next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RATE = 3e8  # bytes a second that a disk is taken to store until it was measured
 
 
 def _ignore(_event: Event) -> None:
-    """Where nobody wants to know."""
+    """A log that keeps nothing."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Session:
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
-        """Who can be asked now."""
+        """The clients that can be asked now."""
         return self.present
 
     @property
@@ -132,7 +132,7 @@ class Session:
 
 
 def place_of(ask: Ask) -> str:
-    """By which the journal knows a question."""
+    """The name under which the journal files the replies to a question."""
     return f"round{ask.address.round}-question{ask.address.question}"
 
 

@@ -110,8 +110,8 @@ def ulira(unlearned: npt.ArrayLike, never: npt.ArrayLike, *, fixed_variance: boo
     for i in range(min(len(u), len(n))):
         rest = [np.delete(s, i, axis=0) for s in (u, n)]
         one, other = (_fit(s, np.ones(s.shape, dtype=np.bool_), fixed_variance) for s in rest)
-        for found, phi in zip(scores, (u[i], n[i]), strict=True):
-            found.append(one.log_density(phi) - other.log_density(phi))
+        for ratios, phi in zip(scores, (u[i], n[i]), strict=True):
+            ratios.append(one.log_density(phi) - other.log_density(phi))
     return Duel(np.stack(scores[0]), np.stack(scores[1]))
 
 

@@ -72,9 +72,14 @@ def roc(scores_members: npt.ArrayLike, scores_outsiders: npt.ArrayLike) -> Roc:
     """
     members, outsiders = _scores(scores_members, scores_outsiders)
     values = np.unique(np.concatenate([members, outsiders]))[::-1]
-    found = [len(s) - np.searchsorted(np.sort(s), values, side="left") for s in (outsiders, members)]
-    fpr, tpr = (np.concatenate([[0.0], n / len(s)]) for n, s in zip(found, (outsiders, members), strict=True))
+    fpr, tpr = (_share_from(values, scores) for scores in (outsiders, members))
     return Roc(fpr, tpr, np.concatenate([[np.inf], values]), len(members), len(outsiders))
+
+
+def _share_from(thresholds: Floats, scores: Floats) -> Floats:
+    """The share of scores at or above each threshold, after a 0 for the threshold that no score reaches."""
+    above = len(scores) - np.searchsorted(np.sort(scores), thresholds, side="left")
+    return np.concatenate([[0.0], above / len(scores)])
 
 
 def auc(scores_members: npt.ArrayLike, scores_outsiders: npt.ArrayLike, confidence: float = 0.95) -> Interval:
@@ -120,9 +125,10 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> Interva
 
 
 def _scores(members: npt.ArrayLike, outsiders: npt.ArrayLike) -> tuple[Floats, Floats]:
-    found = [np.asarray(s, dtype=np.float64).ravel() for s in (members, outsiders)]
-    if not (len(found[0]) and len(found[1])):
-        raise InputError(f"there are {len(found[0])} members and {len(found[1])} outsiders: give at least one of each.")
-    if any(np.isnan(s).any() for s in found):
+    ours = np.asarray(members, dtype=np.float64).ravel()
+    theirs = np.asarray(outsiders, dtype=np.float64).ravel()
+    if not (len(ours) and len(theirs)):
+        raise InputError(f"there are {len(ours)} members and {len(theirs)} outsiders: give at least one of each.")
+    if np.isnan(ours).any() or np.isnan(theirs).any():
         raise InputError("some scores are not a number: an attack must rank every example.")
-    return found[0], found[1]
+    return ours, theirs

@@ -60,8 +60,8 @@ def best_threshold(members: Floats, outsiders: Floats) -> float:
     equally good ones it takes the highest: the one that accuses fewest.
     """
     candidates = np.unique(np.concatenate([members, outsiders, [np.inf]]))
-    found, accused = (len(s) - np.searchsorted(np.sort(s), candidates, side="left") for s in (members, outsiders))
-    gain = found.astype(np.int64) * len(outsiders) - accused.astype(np.int64) * len(members)
+    hits, accused = (len(s) - np.searchsorted(np.sort(s), candidates, side="left") for s in (members, outsiders))
+    gain = hits.astype(np.int64) * len(outsiders) - accused.astype(np.int64) * len(members)
     return float(candidates[np.flatnonzero(gain == gain.max())[-1]])
 
 

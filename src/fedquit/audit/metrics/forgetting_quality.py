@@ -113,8 +113,8 @@ def _between(narrow: Floats, wide: Floats) -> tuple[Floats, Floats]:
 
     def inside(s: Floats) -> Floats:
         s = np.sort(s)
-        found = np.searchsorted(s, v[j], side="right") - np.searchsorted(s, v[i], side="left")
-        return np.asarray(found / len(s), dtype=np.float64)
+        inside = np.searchsorted(s, v[j], side="right") - np.searchsorted(s, v[i], side="left")
+        return np.asarray(inside / len(s), dtype=np.float64)
 
     return inside(wide), 1 - inside(narrow)
 
@@ -127,5 +127,5 @@ def _largest(fpr: Floats, fnr: Floats) -> float:
     if not usable.any():
         return CAP
     fpr, fnr = fpr[usable], fnr[usable]
-    found = [np.log(np.maximum(1 - DELTA - a, 1e-300)) - np.log(b) for a, b in ((fpr, fnr), (fnr, fpr))]
-    return float(np.clip(np.max(found), 0.0, CAP))
+    bounds = [np.log(np.maximum(1 - DELTA - a, 1e-300)) - np.log(b) for a, b in ((fpr, fnr), (fnr, fpr))]
+    return float(np.clip(np.max(bounds), 0.0, CAP))

@@ -32,18 +32,29 @@ class Relearn:
 def relearn_time(unlearned: npt.ArrayLike, oracle: npt.ArrayLike, *, level: float, rising: bool = True) -> Relearn:
     """The steps that the unlearned model needs to reach the level, over those that the oracle needs.
 
-    The curves hold the forget accuracy (or, with `rising=False`, the forget loss) before the first step, after it, and
-    so on; the level is that of Original. A curve that ends below the level needs at least one step more than it has:
-    then the ratio is a bound, and where both do it is not a number.
+    A curve that ends below the level needs at least one step more than it has: then the ratio is a bound, and where
+    both do it is not a number.
+
+    Args:
+        unlearned: the forget accuracy of the unlearned model before the first step, after it, and so on, (S,).
+        oracle: the same of Retrain.
+        level: Original's.
+        rising: whether the curves rise to the level; False for the forget loss, which falls.
     """
-    u, o = (_first(curve, level, rising) for curve in (unlearned, oracle))
-    steps, of = (np.size(curve) if found is None else found for curve, found in ((unlearned, u), (oracle, o)))
-    bound: Bound = "exact" if u is not None and o is not None else "at least" if o is not None else "at most"
-    if u is None and o is None:
-        return Relearn(u, o, math.nan, "unknown")
-    if of == 0:
-        return Relearn(u, o, 1.0 if steps == 0 else math.inf, bound)
-    return Relearn(u, o, steps / of, bound)
+    ours = _first(unlearned, level, rising)
+    theirs = _first(oracle, level, rising)
+    if ours is None and theirs is None:
+        return Relearn(ours, theirs, math.nan, "unknown")
+    bound: Bound = "exact"
+    if ours is None:
+        bound = "at least"
+    elif theirs is None:
+        bound = "at most"
+    steps = np.size(unlearned) if ours is None else ours
+    oracle_steps = np.size(oracle) if theirs is None else theirs
+    if oracle_steps == 0:
+        return Relearn(ours, theirs, 1.0 if steps == 0 else math.inf, bound)
+    return Relearn(ours, theirs, steps / oracle_steps, bound)
 
 
 def _first(curve: npt.ArrayLike, level: float, rising: bool) -> int | None:
