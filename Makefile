@@ -9,6 +9,7 @@ TORCH ?= pinned
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
 EXTRAS := flower,transformers,dev
+PARALLEL := -n auto --dist worksteal  # neighbours stay on one core and share what is made once for a file
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .PHONY: demo setup environments test test-core test-all test-kernels test-faults faults-planted bench bench-cuda check format hooks clean
@@ -22,11 +23,11 @@ demo: setup
 	$(BIN)/fedquit demo
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not faults"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not faults"
 
 # With the slow ones, which `make test` leaves out.
 test-all: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not faults"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not faults"
 
 # Real federations on this machine whose processes are killed. They also wait (for a node that was killed, a minute), so
 # three at a time on two cores.
@@ -42,7 +43,7 @@ faults-planted: setup
 test-core: $(VENV)-core/.ready
 	$(VENV)-core/bin/python -c "import importlib.util as u; assert not u.find_spec('flwr') and not u.find_spec('transformers')"
 	$(VENV)-core/bin/python -m pytest --collect-only -qq > /dev/null
-	OMP_NUM_THREADS=1 $(VENV)-core/bin/python -m pytest -n auto -m "not slow and not flower and not transformers" $(CORE_TESTS)
+	OMP_NUM_THREADS=1 $(VENV)-core/bin/python -m pytest $(PARALLEL) -m "not slow and not flower and not transformers" $(CORE_TESTS)
 
 # Triton's interpreter runs the GPU's kernels on a CPU, slowly; Triton alone is fetched, beside the environment.
 test-kernels: setup
