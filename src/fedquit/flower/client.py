@@ -9,6 +9,7 @@ its owner's requests are files in the client's *home* directory.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -120,7 +121,7 @@ class _Client:
         question = wire.question_from_records(message.content)
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
-            settled = _settle(outbox, question.verdicts)
+            settled = _settle(outbox, question.verdicts, self.home / "memory")
             splits = ClientSplits(as_data(self.make_data()), outbox)
             reply = self._work(question, splits.examples(question))
             return wire.answer_to_records(wire.Answer(reply, splits.pending(), settled), question)
@@ -141,10 +142,11 @@ class _Client:
     def status(self, message: Message) -> RecordDict:
         """How many examples there are, and which requests are pending."""
         body = wire.body_from_records(message.content)
-        verdicts = dict(body.get("verdicts", {}))
+        given = dict(body.get("verdicts", {}))
+        verdicts = {str(request): str(verdict) for request, verdict in given.items()}
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
-            settled = _settle(outbox, {str(request): str(verdict) for request, verdict in verdicts.items()})
+            settled = _settle(outbox, verdicts, self.home / "memory")
             splits = ClientSplits(as_data(self.make_data()), outbox)
             pending = splits.pending()
             partition = self.context.node_config.get("partition-id")
@@ -157,10 +159,22 @@ class _Client:
             )
 
 
-def _settle(outbox: Outbox, verdicts: Mapping[str, str]) -> tuple[str, ...]:
-    """Write the server's verdicts to the outbox; the ids of all of them, which the reply confirms."""
-    known = {entry.id for entry in outbox.entries()}
+def _settle(outbox: Outbox, verdicts: Mapping[str, str], memory: Path) -> tuple[str, ...]:
+    """Write the server's verdicts to the outbox, and delete the client's memory when a request has been served.
+
+    Args:
+        outbox: the client's requests.
+        verdicts: "served" or the reason of a refusal, by request id.
+        memory: the directory of what methods store at the client, which was computed with the forgotten data.
+
+    Returns:
+        The ids of all verdicts, which the reply confirms.
+    """
+    statuses = {entry.id: entry.status for entry in outbox.entries()}
     for request, verdict in verdicts.items():
-        if request in known:
-            outbox.settle(request, verdict)
+        if request not in statuses:
+            continue
+        if verdict == "served" and statuses[request] != "served" and memory.exists():
+            shutil.rmtree(memory)  # before the outbox says so: after a crash in between, it is done again
+        outbox.settle(request, verdict)
     return tuple(verdicts)

@@ -88,9 +88,11 @@ class Presence:
             client = asked[node]
             try:
                 pending, settled = wire.requests_from_body(body)
+                examples = wire.examples_from_body(body)
             except wire.InvalidMessage as error:
                 self.transport.say(f"{self.roster[client].title}: {error}")
             else:
+                self.roster.note({client: examples})
                 self.on_requests(client, pending, settled)
 
     def wait(self, enough: Callable[[], bool], what: str, missing: Callable[[], str], timeout: float) -> None:
