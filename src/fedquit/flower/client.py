@@ -141,7 +141,8 @@ class _Client:
     def status(self, message: Message) -> RecordDict:
         """How many examples there are, and which requests are pending."""
         body = wire.body_from_records(message.content)
-        verdicts = {str(request): str(verdict) for request, verdict in dict(body.get("verdicts", {})).items()}
+        given = dict(body.get("verdicts", {}))
+        verdicts = {str(request): str(verdict) for request, verdict in given.items()}
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
             settled = _settle(outbox, verdicts, self.home / "memory")
@@ -158,15 +159,21 @@ class _Client:
 
 
 def _settle(outbox: Outbox, verdicts: Mapping[str, str], memory: Path) -> tuple[str, ...]:
-    """Write the server's verdicts to the outbox, and delete what methods kept here before a request was served.
+    """Write the server's verdicts to the outbox, and delete the client's memory when a request has been served.
 
-    Returns the ids of all of them, which the reply confirms.
+    Args:
+        outbox: the client's requests.
+        verdicts: "served" or the reason of a refusal, by request id.
+        memory: the directory of what methods store at the client, which was computed with the forgotten data.
+
+    Returns:
+        The ids of all verdicts, which the reply confirms.
     """
-    statuses = {e.id: e.status for e in outbox.entries()}
+    statuses = {entry.id: entry.status for entry in outbox.entries()}
     for request, verdict in verdicts.items():
         if request not in statuses:
             continue
         if verdict == "served" and statuses[request] != "served" and memory.exists():
-            shutil.rmtree(memory)
+            shutil.rmtree(memory)  # before the outbox says so: after a crash in between, it is done again
         outbox.settle(request, verdict)
     return tuple(verdicts)

@@ -89,6 +89,7 @@ class Presence:
             try:
                 examples = wire.examples_from_body(body)
                 pending, settled = wire.requests_from_body(body)
+                examples = wire.examples_from_body(body)
             except wire.InvalidMessage as error:
                 self.transport.say(f"{self.roster[client].title}: {error}")
             else:
