@@ -311,7 +311,7 @@ def test_without_an_auxiliary_head_at_home_a_client_says_so() -> None:
 def test_a_whole_run_with_the_authors_preset_mixes_in_the_head_from_home(tmp_path: Path) -> None:
     setup = build_setup(tiny(method={"name": "fedau", "preset": "authors"}))
     session, state, what = served(setup, tmp_path, Request((1,)))
-    homes = session.engine.homes  # type: ignore[attr-defined]
+    homes = session.engine.memory  # type: ignore[attr-defined]
     assert list(homes) == ["1/auxiliary"]
     unlearned = setup.method.unlearn(session, state, what, Request((1,)))
     own = {n: state.params[n] for n in ("head.weight", "head.bias")}

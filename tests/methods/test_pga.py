@@ -172,7 +172,7 @@ def test_in_a_whole_run_the_model_ends_in_the_ball_around_the_mean_of_the_others
     setup = build_setup(tiny(method={**settings, "batch_size": 8}))
     session, state, what = served(setup, tmp_path, Request((1,)))
     unlearned = setup.method.unlearn(session, state, what, Request((1,))).params
-    homes = session.engine.homes  # type: ignore[attr-defined]
+    homes = session.engine.memory  # type: ignore[attr-defined]
     assert sorted(homes) == ["0/own", "1/own", "2/own", "3/own"]
     stay = {c: what.examples[c] for c in (0, 2, 3)}
     total = sum(stay.values())
