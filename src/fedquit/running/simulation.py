@@ -232,9 +232,7 @@ class Simulation:
         for memory in erased.own:
             memory.move(0)
         shelf = erased.of(self.method_name)
-        lifecycle.erase(
-            self.life, self.setup.method, shelf, partial(_hide, erased.server), partial(_hide, erased.clients)
-        )
+        lifecycle.erase(self.life, self.setup.method, shelf, partial(_hide, shelf), partial(_hide, erased.clients))
         for memory in erased.own:
             memory.close()
         self.memories = erased
