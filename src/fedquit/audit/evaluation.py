@@ -91,7 +91,9 @@ class Evaluation:
     @cached_property
     def _keys(self) -> dict[Set, str]:
         """By which `passes` knows a set: the same positions of the same data are the same set for every request."""
-        return {"test": "test"} | {name: fingerprint({"at": at}) for name, at in self._positions.items()}
+        keys: dict[Set, str] = {name: fingerprint({"at": at}) for name, at in self._positions.items()}
+        keys["test"] = "test"
+        return keys
 
     def _size(self, name: Set) -> int:
         return len(self.data.dataset.test_y) if name == "test" else len(self._positions[name])

@@ -38,7 +38,8 @@ class Pass:
     @property
     def nbytes(self) -> int:
         """Bytes of all numbers but the logits."""
-        return self.true_logits.nbytes + sum(getattr(self.scores, f.name).nbytes for f in fields(self.scores))
+        parts = [getattr(self.scores, column.name) for column in fields(self.scores)]
+        return sum(int(part.nbytes) for part in [*parts, self.true_logits])
 
 
 def make_pass(model: Model, params: Params, x: Tensor, y: Tensor, *, keep_logits: bool = False) -> Pass:
