@@ -308,6 +308,10 @@ def test_without_a_phase_or_without_bounds_a_write_is_on_disk_when_it_returns(tm
     assert at_the_end.place == END
     at_the_end["a"] = entry(1.0, 40)
     assert files_in(tmp_path / "end") == ["a"]
+    reopened = DiskMemory(tmp_path / "end", bounds=LARGE)
+    assert float(reopened["a"]["w"][0]) == 1.0
+    del reopened["a"]
+    assert "a" not in DiskMemory(tmp_path / "end")
 
 
 def test_a_phase_that_is_over_holds_nothing_in_ram(tmp_path: Path) -> None:
