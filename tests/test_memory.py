@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +21,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fedquit.core import Params
+from fedquit.core import Params, State
 from fedquit.core.params import nbytes
 from fedquit.errors import InputError, StoreError
 from fedquit.running import memory as module
 from fedquit.running.memory import END, Bounds, DiskMemory, Memories
+from fedquit.running.session import Session, advance
+from fedquit.running.store import StateFile
 from fedquit.utils import files
-from killed_memory import ROUNDS, expected
+from killed_memory import ROUNDS, NoEngine, expected
 
 ROUND = 1_000_000  # places of a round
 TINY = Bounds(device=100, host=200, waiting=300, small=16)
@@ -305,6 +308,10 @@ def test_without_a_phase_or_without_bounds_a_write_is_on_disk_when_it_returns(tm
     assert at_the_end.place == END
     at_the_end["a"] = entry(1.0, 40)
     assert files_in(tmp_path / "end") == ["a"]
+    reopened = DiskMemory(tmp_path / "end", bounds=LARGE)
+    assert float(reopened["a"]["w"][0]) == 1.0
+    del reopened["a"]
+    assert "a" not in DiskMemory(tmp_path / "end")
 
 
 def test_a_phase_that_is_over_holds_nothing_in_ram(tmp_path: Path) -> None:
@@ -370,6 +377,45 @@ def test_bounds_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
         Bounds.of(torch.device("cpu"))
     monkeypatch.delenv("FEDQUIT_HOST_MEMORY")
     assert 2**26 < Bounds.of(torch.device("cpu")).host < 2**45
+
+
+def counted(folder: Path, bounds: Bounds) -> Iterator[float]:
+    """A phase of six rounds, each of which adds one to what the last one kept."""
+    memories = Memories.open(folder, bounds=bounds)
+    memory = memories.clients
+    session = Session(NoEngine(), 0, (), memories=memories.own)
+
+    def step(state: State) -> State:
+        memory["0/sum"] = entry(float(memory["0/sum"]["w"][0]) + 1 if "0/sum" in memory else 1.0, 40)
+        return state.next(state.params)
+
+    for _ in advance(session, "p", State(entry(0.0)), step, StateFile(folder / "state"), 6):
+        yield float(memory["0/sum"]["w"][0]) if "0/sum" in memory else 0.0
+
+
+@pytest.mark.parametrize("bounds", [LARGE, TINY])
+@pytest.mark.parametrize("stored", [True, False])  # whether a state is stored after every round, or only at the end
+def test_killed_before_its_state_is_stored_a_phase_finds_the_memories_of_the_one_before(
+    bounds: Bounds, stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedquit.running.session._Pace.is_due", lambda self, size: stored)
+    save = StateFile.save
+    saves = 0
+
+    def failing(self: StateFile, state: State, *rest: Any) -> None:
+        nonlocal saves
+        saves += 1
+        if saves == (4 if stored else 1):
+            raise Killed
+        save(self, state, *rest)
+
+    monkeypatch.setattr(StateFile, "save", failing)
+    with pytest.raises(Killed):
+        list(counted(tmp_path, bounds))
+    again = list(counted(tmp_path, bounds))
+    assert again == ([3.0, 4.0, 5.0, 6.0] if stored else [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert list(counted(tmp_path, bounds)) == [6.0], "it is over"
+    assert len(files_in(tmp_path / "clients")) == 1
 
 
 def test_killed_at_random_moments_a_history_written_in_the_background_is_whole(tmp_path: Path) -> None:

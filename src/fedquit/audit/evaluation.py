@@ -91,9 +91,8 @@ class Evaluation:
     @cached_property
     def _keys(self) -> dict[Set, str]:
         """By which `passes` knows a set: the same positions of the same data are the same set for every request."""
-        keys: dict[Set, str] = {"test": "test"}
-        for name, positions in self._positions.items():
-            keys[name] = fingerprint({"at": positions})
+        keys: dict[Set, str] = {name: fingerprint({"at": at}) for name, at in self._positions.items()}
+        keys["test"] = "test"
         return keys
 
     def _size(self, name: Set) -> int:

@@ -38,8 +38,8 @@ class Pass:
     @property
     def nbytes(self) -> int:
         """Bytes of all numbers but the logits."""
-        arrays = (getattr(self.scores, f.name) for f in fields(self.scores))
-        return int(self.true_logits.nbytes + sum(array.nbytes for array in arrays))
+        parts = [getattr(self.scores, column.name) for column in fields(self.scores)]
+        return sum(int(part.nbytes) for part in [*parts, self.true_logits])
 
 
 def make_pass(model: Model, params: Params, x: Tensor, y: Tensor, *, keep_logits: bool = False) -> Pass:

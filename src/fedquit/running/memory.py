@@ -130,10 +130,12 @@ class DiskMemory(MutableMapping[str, Params]):
         by_place: dict[tuple[str, int], str] = {}
         for path in self.folder.glob("*@*"):
             name, _, place = path.stem.rpartition("@")
-            key = unquote(name), int(place) if place.isdecimal() else -1
+            if path.suffix not in (".safetensors", ".gone"):
+                continue
+            key = unquote(name), int(place)
             if path.suffix == ".gone":  # beside it a kill may have left what was deleted
                 by_place[key] = "gone"
-            elif path.suffix == ".safetensors":
+            else:
                 by_place.setdefault(key, "safetensors")
         for (name, at), suffix in sorted(by_place.items()):
             self._versions.setdefault(name, []).append(_Version(at, deleted=suffix == "gone", suffix=suffix))
@@ -166,7 +168,7 @@ class DiskMemory(MutableMapping[str, Params]):
                 self._hand_over(key, version)
 
     def flush(self) -> None:
-        """Have the newest version of every entry on disk, so that a state stored now can be gone on from."""
+        """Have the newest version of every entry on disk, so that a run can go on from a state that is stored now."""
         self._collect()
         newest: dict[str, _Version] = {}
         for key, place in self._dirty:
@@ -274,7 +276,8 @@ class DiskMemory(MutableMapping[str, Params]):
 
     def _visible(self, key: str) -> _Version | None:
         for version in reversed(self._versions.get(key, ())):
-            if version.place < self.place or (version.place == self.place and key in self._fresh):
+            is_own = version.place == self.place and (key in self._fresh or self.place == END)
+            if version.place < self.place or is_own:
                 return version
         return None
 

@@ -167,8 +167,8 @@ class Progress:
 
 
 def _placed(state: State, device: torch.device) -> State:
-    kept = {name: placed(part, device) for name, part in state.kept.items()}
-    return replace(state, params=placed(state.params, device), kept=kept)
+    parts = {name: placed(part, device) for name, part in state.kept.items()}
+    return replace(state, params=placed(state.params, device), kept=parts)
 
 
 def advance(
