@@ -29,7 +29,7 @@ from fedquit.flower.outbox import Outbox
 from flower.real_world import LONG, Federation, places_in, running_in
 from flower.scales import Scales
 
-pytestmark = [pytest.mark.flower, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flower, pytest.mark.faults, pytest.mark.timeout(1500)]
 LEAVING = 0
 
 
