@@ -7,7 +7,7 @@ of `toy_model`. All are shared by the whole run: nothing may change them in plac
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 
 import pytest
 import torch
@@ -35,15 +35,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """The seconds of the slowest test files, summed over all processes."""
     if not config.getoption("--by-file"):
         return
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid.partition("::")[0]] += report.duration
     terminalreporter.section("seconds by file")
-    for file, total in seconds.most_common(20):
-        terminalreporter.write_line(f"{total:8.1f}  {file}")
-    terminalreporter.write_line(f"{seconds.total():8.1f}  {len(seconds)} files")
+    slowest = sorted(seconds, key=lambda file: -seconds[file])
+    for file in slowest[:20]:
+        terminalreporter.write_line(f"{seconds[file]:8.1f}  {file}")
+    terminalreporter.write_line(f"{sum(seconds.values()):8.1f}  {len(seconds)} files")
 
 
 @pytest.fixture(scope="session", autouse=True)
