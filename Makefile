@@ -27,12 +27,12 @@ test: setup
 
 # With the slow ones, which `make test` leaves out.
 test-all: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not faults"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --by-file -m "not faults"
 
 # Real federations on this machine whose processes are killed. They also wait (for a node that was killed, a minute), so
 # three at a time on two cores.
 test-faults: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -n 3 --dist worksteal -m faults tests/flower
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -n 3 --dist worksteal --by-file -m faults tests/flower
 
 # Faults that are planted in a copy of the tree, one at a time, and must be caught by the tests named with each.
 faults-planted: setup

@@ -7,6 +7,8 @@ of `toy_model`. All are shared by the whole run: nothing may change them in plac
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
 import torch
 from hypothesis import settings
@@ -23,6 +25,26 @@ HOLDOUT, PUBLIC, TEST, CLASSES = 4, 12, 40, 5
 settings.register_profile("search", deadline=None)
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--by-file", action="store_true", help="end with the seconds that each test file took")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The seconds of the slowest test files, summed over all processes."""
+    if not config.getoption("--by-file"):
+        return
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("seconds by file")
+    slowest = sorted(seconds, key=lambda file: -seconds[file])
+    for file in slowest[:20]:
+        terminalreporter.write_line(f"{seconds[file]:8.1f}  {file}")
+    terminalreporter.write_line(f"{sum(seconds.values()):8.1f}  {len(seconds)} files")
 
 
 @pytest.fixture(scope="session", autouse=True)
