@@ -58,9 +58,9 @@ def test_small_networks_are_stacked(toy_model: FunctionalModel, toy_data: Federa
 def test_larger_ones_get_a_thread_each_where_there_are_threads(toy_data: FederatedData, two_threads: None) -> None:
     wide = load_model("cnn", (1, 6, 6), 5, dtype=torch.float64, width=128)
     assert choose("auto", wide, toy_data).name == "threaded"
-    found = open_engine("auto", wide, toy_data, {})
-    assert isinstance(found, ThreadedEngine)
-    assert found.workers == 2
+    engine = open_engine("auto", wide, toy_data, {})
+    assert isinstance(engine, ThreadedEngine)
+    assert engine.workers == 2
     huge = load_model("cnn", (1, 6, 6), 5, dtype=torch.float64, width=512)
     assert choose("auto", huge, toy_data).name == "sequential", "two at once would take twice the memory"
     torch.set_num_threads(1)

@@ -135,8 +135,8 @@ def test_a_gradient_inside_the_loss_is_left_to_torch() -> None:
     x, w = drawn(2, 3, 4, 5, 5).detach(), drawn(2, 4, 4, 3, 3).detach()
 
     def slope(x: Tensor, w: Tensor) -> Tensor:
-        found: Tensor = grad(lambda w: functional.conv2d(x, w).square().sum())(w)
-        return found
+        of_w: Tensor = grad(lambda w: functional.conv2d(x, w).square().sum())(w)
+        return of_w
 
     with CpuOps():
         many = vmap(slope)(x, w)

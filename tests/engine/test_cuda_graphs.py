@@ -128,8 +128,8 @@ class Both:
         """One round, and where it leads the first client."""
         ask = Ask(task, clients, "all", sent, Address(1, "train", self.rounds))
         self.rounds += 1
-        found, expected = list(self.stacked.run(ask)), list(self.sequential.run(ask))
-        for a, b in zip(found, expected, strict=True):
+        replies, expected = list(self.stacked.run(ask)), list(self.sequential.run(ask))
+        for a, b in zip(replies, expected, strict=True):
             assert (a.client, a.examples) == (b.client, b.examples)
             assert apart(a.params, b.params) <= EXACT
             assert a.loss == pytest.approx(b.loss, rel=1e-11, nan_ok=True)
@@ -144,10 +144,10 @@ class Both:
         return list(self.stacked.graphs.captured.values())
 
 
-def apart(found: Params, expected: Params) -> float:
-    assert found.keys() == expected.keys()
+def apart(actual: Params, expected: Params) -> float:
+    assert actual.keys() == expected.keys()
     scale = max(float(p.abs().max()) for p in expected.values())
-    return max(float((found[n] - p).abs().max()) for n, p in expected.items()) / scale
+    return max(float((actual[n] - p).abs().max()) for n, p in expected.items()) / scale
 
 
 def test_a_width_captured_after_a_round_that_filled_its_schedule(model: FunctionalModel) -> None:

@@ -79,11 +79,11 @@ def test_a_convolution_with_weights_for_each_client_is_torchs_for_each(
     close(first(gemm.conv_forward(last(x), taps, stride, SMALL)), y.detach())
     close(first(gemm.conv_input_gradient(last(g), taps, stride, width, SMALL)), of_x)
     for split in (1, 2):
-        found = gemm.conv_weight_gradient(last(x), last(g), size, stride, SMALL, split)
-        close(found.unflatten(1, (size, size)).permute(0, 4, 3, 1, 2), of_w)
+        by_tap = gemm.conv_weight_gradient(last(x), last(g), size, stride, SMALL, split)
+        close(by_tap.unflatten(1, (size, size)).permute(0, 4, 3, 1, 2), of_w)
         into = torch.zeros_like(taps)
         gemm.conv_weight_gradient(last(x), last(g), size, stride, SMALL, split, into)
-        close(into, found)
+        close(into, by_tap)
     close(first(gemm.conv_input_gradient(last(g), taps, stride, width, SMALL, addend=last(x))), of_x + x.detach())
 
 
@@ -120,12 +120,12 @@ def test_a_convolution_by_tma_is_torchs_for_each(width: int, channels: int, out:
         return
     assert tma.covers_weight_gradient(images, gradient, 3, 1)
     for split in (0, 1, 2, 3):
-        found = tma.weight_gradient(images, gradient, split=split)
-        near(found.unflatten(1, (3, 3)).permute(0, 4, 3, 1, 2), of_w)
+        by_tap = tma.weight_gradient(images, gradient, split=split)
+        near(by_tap.unflatten(1, (3, 3)).permute(0, 4, 3, 1, 2), of_w)
         buffer = torch.zeros_like(rows)
         into = buffer[:, 64:-64].view_as(taps)
         tma.weight_gradient(images, gradient, into, split=split)
-        near(into, found)
+        near(into, by_tap)
         assert not buffer[:, :64].any()
         assert not buffer[:, -64:].any()
 
@@ -452,10 +452,10 @@ def test_no_gradient_is_read_before_it_is_there(
     leaves = {n: p.detach().requires_grad_() for n, p in layout.views(flat).items()}
     with CudaOps(buffer):
         total = vmap(lambda p, x: network(p, x).float().square().mean())(leaves, x.to(HALF)).sum()
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    of_leaves = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     buffer.synchronise()
     assert len(buffer.claimed) == claimed
-    layout.fill(buffer.gradients, dict(zip(shapes, found, strict=True)), buffer.claimed)
+    layout.fill(buffer.gradients, dict(zip(shapes, of_leaves, strict=True)), buffer.claimed)
 
     whole = {n: p.detach().float().contiguous().requires_grad_() for n, p in layout.views(flat).items()}
     losses = [network({n: p[k] for n, p in whole.items()}, x[k]).square().mean() for k in range(CLIENTS)]
@@ -486,8 +486,8 @@ def test_a_convolution_adds_what_comes_back_for_the_input_that_it_keeps(
 
     def network(w: Tensor, x: Tensor) -> Tensor:
         out, kept = conv_with_input(x, w, stride)
-        found: Tensor = out.float().square().sum() + (kept.float() * 3).square().sum()
-        return found
+        total: Tensor = out.float().square().sum() + (kept.float() * 3).square().sum()
+        return total
 
     whole = [t.clone().requires_grad_() for t in (w, x)]
     alone = torch.stack([network(whole[0][k], whole[1][k]) for k in range(CLIENTS)]).sum()
@@ -499,8 +499,8 @@ def test_a_convolution_adds_what_comes_back_for_the_input_that_it_keeps(
     assert (sent == added) == (channels == 16)
     with CudaOps(None):
         many = vmap(network)(*low).sum()
-    for found, wanted in zip(torch.autograd.grad(many, low), torch.autograd.grad(alone, whole), strict=True):
-        near(found / 4, wanted / 4)
+    for gradient, wanted in zip(torch.autograd.grad(many, low), torch.autograd.grad(alone, whole), strict=True):
+        near(gradient / 4, wanted / 4)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -522,8 +522,8 @@ def test_a_block_under_vmap_is_the_block_of_each_client(stride: int, twice: bool
     def loss(params: dict[str, Tensor], images: Tensor) -> Tensor:
         out = functional_call(block, params, (images,))
         more = functional_call(block, params, (2 - images,)) if twice else out
-        found: Tensor = (out * out + more).float().mean()
-        return found
+        mean: Tensor = (out * out + more).float().mean()
+        return mean
 
     def gradients(buffer: GradientBuffer | None, rows: dict[str, Tensor]) -> list[Any]:
         leaves = {n: p.detach().requires_grad_() for n, p in rows.items()}
@@ -538,9 +538,9 @@ def test_a_block_under_vmap_is_the_block_of_each_client(stride: int, twice: bool
     flat = torch.zeros(CLIENTS, layout.row_size, dtype=HALF, device=DEVICE)
     layout.fill(flat, weights)
     buffer = GradientBuffer(flat, layout.sizes)
-    found = gradients(buffer, layout.views(flat))
+    of_leaves = gradients(buffer, layout.views(flat))
     buffer.synchronise()
-    layout.fill(buffer.gradients, dict(zip(names, found, strict=True)), buffer.claimed)
+    layout.fill(buffer.gradients, dict(zip(names, of_leaves, strict=True)), buffer.claimed)
     placed = layout.views(buffer.gradients)
     for name, wanted in zip(names, gradients(None, weights), strict=True):
         assert float((placed[name].float() - wanted).norm()) < 10 * torch.finfo(HALF).eps * float(wanted.norm()), name

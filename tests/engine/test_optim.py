@@ -45,8 +45,8 @@ def ours(local: Local) -> Params:
     slots: Slots = {s: {n: torch.zeros_like(p) for n, p in params.items()} for s in rule.slots}
     for t in range(STEPS):
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-        found = torch.autograd.grad(loss_of(leaves, t), list(leaves.values()))
-        gradient = clipped(dict(zip(leaves, found, strict=True)), local)
+        gradients = torch.autograd.grad(loss_of(leaves, t), list(leaves.values()))
+        gradient = clipped(dict(zip(leaves, gradients, strict=True)), local)
         with torch.no_grad():
             params, slots = rule.step(params, slots, Signal(t + 1, gradient), local)
     return params
@@ -92,9 +92,9 @@ def test_a_step_changes_nothing_in_place(optimizer: str) -> None:
 
 def test_clipping_each_tensor_shortens_it_alone() -> None:
     gradient = {"long": torch.tensor([3.0, 4.0]), "short": torch.tensor([0.3, 0.4])}
-    found = clipped(gradient, Local(clip_tensor=1.0))
-    torch.testing.assert_close(found["long"], torch.tensor([0.6, 0.8]), rtol=1e-6, atol=0)
-    assert torch.equal(found["short"], gradient["short"])
+    limited = clipped(gradient, Local(clip_tensor=1.0))
+    torch.testing.assert_close(limited["long"], torch.tensor([0.6, 0.8]), rtol=1e-6, atol=0)
+    assert torch.equal(limited["short"], gradient["short"])
 
 
 @settings(max_examples=50)
@@ -106,8 +106,8 @@ def test_clipping_shortens_only_what_is_longer(scale: float, largest: float) -> 
         leaf.grad = g.clone()
     if largest:
         torch.nn.utils.clip_grad_norm_(leaves, largest)
-    found = clipped(gradient, Local(clip=largest))
-    for leaf, g in zip(leaves, found.values(), strict=True):
+    limited = clipped(gradient, Local(clip=largest))
+    for leaf, g in zip(leaves, limited.values(), strict=True):
         assert leaf.grad is not None
         torch.testing.assert_close(g, leaf.grad, rtol=1e-12, atol=1e-12)
 
@@ -126,14 +126,14 @@ def test_adahessian_scales_by_the_diagonal_of_the_hessian() -> None:
     local = Local(optimizer="adahessian", lr=LR, epochs=5, batch_size=1, weight_decay=0.1)
     model = load_model("mlp", (1,), 1)
     label, sent = torch.zeros(1, dtype=torch.long), {"start": {"w": w}}
-    found, _ = run_client(model, Quadratic(local), curvature, label, sent, seed=0)
+    params, _ = run_client(model, Quadratic(local), curvature, label, sent, seed=0)
     m = v = torch.zeros_like(w)
     for t in range(1, 6):
         m = 0.9 * m + 0.1 * curvature[0] * w
         v = 0.999 * v + 0.001 * curvature[0] ** 2
         step = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
         w = w * (1 - LR * 0.1) - LR * step
-    torch.testing.assert_close(found["w"], w, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(params["w"], w, rtol=1e-12, atol=1e-12)
 
 
 @dataclass(frozen=True)
@@ -148,14 +148,14 @@ def test_adahessian_probes_along_seeded_random_signs() -> None:
     local = Local(optimizer="adahessian", lr=LR, epochs=3, batch_size=1)
     model, x = load_model("mlp", (1,), 1), torch.ones(1, 1, dtype=torch.float64)
     w = torch.tensor([1.0, -2.0], dtype=torch.float64)
-    found, again = (
+    params, again = (
         run_client(model, Coupled(local), x, torch.zeros(1, dtype=torch.long), {"start": {"w": w}}, seed=4)[0]["w"]
         for _ in range(2)
     )
-    assert torch.equal(found, again)
+    assert torch.equal(params, again)
     # The estimate is ±1 for both, so that its square is 1 in every step: Adam with v^ = 1.
     m = torch.zeros_like(w)
     for t in range(1, 4):
         m = 0.9 * m + 0.1 * w.flip(0)
         w = w - LR * (m / (1 - 0.9**t)) / (1 + 1e-8)
-    torch.testing.assert_close(found, w, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(params, w, rtol=1e-12, atol=1e-12)

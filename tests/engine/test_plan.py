@@ -111,9 +111,9 @@ def test_every_part_of_an_address_counts() -> None:
 @settings(max_examples=50)
 @given(seed=st.integers(), phase=st.text(max_size=5), round=st.integers(), client=st.integers())
 def test_any_address_gives_a_seed_that_torch_takes(seed: int, phase: str, round: int, client: int) -> None:
-    found = Address(seed, phase, round).seed_for(client)
-    assert 0 <= found < 2**63
-    torch.Generator().manual_seed(found)
+    derived = Address(seed, phase, round).seed_for(client)
+    assert 0 <= derived < 2**63
+    torch.Generator().manual_seed(derived)
 
 
 def test_seeds_do_not_change_between_versions_of_the_package() -> None:

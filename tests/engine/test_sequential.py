@@ -76,18 +76,18 @@ def test_a_client_trains_like_a_plain_torch_loop(
     mine = toy_data.train[client]
     x, y = toy_data.x[mine], toy_data.y[mine]
     before = fingerprint(toy_start)
-    found, loss = run_client(toy_model, Learn(local), x, y, {"start": toy_start}, seed=3)
+    params, loss = run_client(toy_model, Learn(local), x, y, {"start": toy_start}, seed=3)
     expected, expected_loss = torch_loop(toy_start, x, y, local, seed=3)
-    assert_close(found, expected)
+    assert_close(params, expected)
     assert loss == pytest.approx(expected_loss, rel=1e-12)
-    assert fingerprint(toy_start) == before != fingerprint(found)
-    assert not any(p.requires_grad for p in [*found.values(), *toy_start.values()])
+    assert fingerprint(toy_start) == before != fingerprint(params)
+    assert not any(p.requires_grad for p in [*params.values(), *toy_start.values()])
 
 
 def test_a_client_without_data_answers_what_it_was_sent(toy_model: FunctionalModel, toy_start: Params) -> None:
     x, y = torch.zeros(0, 1, 6, 6, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
-    found, loss = run_client(toy_model, Learn(), x, y, {"start": toy_start}, seed=0)
-    assert fingerprint(found) == fingerprint(toy_start)
+    params, loss = run_client(toy_model, Learn(), x, y, {"start": toy_start}, seed=0)
+    assert fingerprint(params) == fingerprint(toy_start)
     assert math.isnan(loss)
 
 
@@ -96,8 +96,8 @@ def test_a_client_with_one_example_takes_one_step_for_each_epoch(
 ) -> None:
     x, y = toy_data.x[:1], toy_data.y[:1]
     local = Local(epochs=3, batch_size=8)
-    found, _ = run_client(toy_model, Learn(local), x, y, {"start": toy_start}, seed=0)
-    assert_close(found, torch_loop(toy_start, x, y, local, seed=0)[0])
+    params, _ = run_client(toy_model, Learn(local), x, y, {"start": toy_start}, seed=0)
+    assert_close(params, torch_loop(toy_start, x, y, local, seed=0)[0])
 
 
 def test_half_an_epoch_of_two_is_the_first_batch(
@@ -105,12 +105,12 @@ def test_half_an_epoch_of_two_is_the_first_batch(
 ) -> None:
     local = Local(epochs=0.5, batch_size=8)
     mine = toy_data.train[2][:16]
-    found, _ = run_client(toy_model, Learn(local), toy_data.x[mine], toy_data.y[mine], {"start": toy_start}, seed=1)
+    params, _ = run_client(toy_model, Learn(local), toy_data.x[mine], toy_data.y[mine], {"start": toy_start}, seed=1)
     first = mine[make_plan(16, local, seed=1).steps[0]]
     whole = Local(epochs=1, batch_size=8)
     x, y = toy_data.x[first], toy_data.y[first]
     expected, _ = run_client(toy_model, Learn(whole), x, y, {"start": toy_start}, seed=9)
-    assert_close(found, expected)
+    assert_close(params, expected)
 
 
 def test_an_unknown_optimizer_offers_the_nearest(

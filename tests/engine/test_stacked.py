@@ -49,18 +49,18 @@ LOCAL = Local(epochs=2.0, batch_size=8, lr=0.05)
 Homes = dict[str, Params]
 
 
-def apart(found: Params, expected: Params) -> float:
+def apart(actual: Params, expected: Params) -> float:
     """The largest difference, relative to the scale of the parameters."""
-    assert found.keys() == expected.keys()
-    assert all(found[n].shape == p.shape and found[n].dtype == p.dtype for n, p in expected.items())
+    assert actual.keys() == expected.keys()
+    assert all(actual[n].shape == p.shape and actual[n].dtype == p.dtype for n, p in expected.items())
     scale = max([1e-30, *(float(p.abs().max()) for p in expected.values() if p.numel())])
-    return max([0.0, *(float((found[n] - p).abs().max()) for n, p in expected.items() if p.numel())]) / scale
+    return max([0.0, *(float((actual[n] - p).abs().max()) for n, p in expected.items() if p.numel())]) / scale
 
 
-def require_equal(found: Reply, expected: Reply, tolerance: float = EXACT) -> None:
-    assert (found.client, found.examples) == (expected.client, expected.examples)
-    assert apart(found.params, expected.params) <= tolerance
-    assert found.loss == pytest.approx(expected.loss, rel=10 * tolerance, abs=tolerance, nan_ok=True)
+def require_equal(reply: Reply, expected: Reply, tolerance: float = EXACT) -> None:
+    assert (reply.client, reply.examples) == (expected.client, expected.examples)
+    assert apart(reply.params, expected.params) <= tolerance
+    assert reply.loss == pytest.approx(expected.loss, rel=10 * tolerance, abs=tolerance, nan_ok=True)
 
 
 def compare(
@@ -75,14 +75,14 @@ def compare(
     """Let both engines answer; the replies and what the clients keep must be equal."""
     one, many = dict(homes or {}), dict(homes or {})
     expected = list(SequentialEngine(model, data, one).run(ask))
-    found = list(StackedEngine(model, data, many, width).run(ask))
-    assert len(found) == len(expected) == len(ask.clients)
-    for a, b in zip(found, expected, strict=True):
+    replies = list(StackedEngine(model, data, many, width).run(ask))
+    assert len(replies) == len(expected) == len(ask.clients)
+    for a, b in zip(replies, expected, strict=True):
         require_equal(a, b, tolerance)
     assert many.keys() == one.keys()
     for key, kept in one.items():
         assert apart(many[key], kept) <= tolerance
-    return found
+    return replies
 
 
 @pytest.fixture(scope="module")
@@ -158,20 +158,20 @@ def test_every_task_gives_the_same(
     kept = case.homes(toy_start, other)
     shift = {c: {m: {n: p + 0.01 * c for n, p in part.items()} for m, part in kept.items()} for c in EVERYBODY}
     homes = {f"{c}/{m}": part for c, parts in shift.items() for m, part in parts.items()}
-    found = compare(
+    replies = compare(
         toy_model, ragged, question(case.task, toy_start, split=split, sent=case.sent(toy_start, other)), homes
     )
     if split == "all" and case.task.local.epochs:
-        assert len({fingerprint(r.params) for r in found}) == len(found), "clients differ"
+        assert len({fingerprint(r.params) for r in replies}) == len(replies), "clients differ"
 
 
 def test_every_task_of_every_method_is_compared() -> None:
-    found: set[type[Task]] = set()
+    tasks: set[type[Task]] = set()
     kinds = [Task]
     while kinds:
         kinds += (below := kinds.pop().__subclasses__())
-        found |= {k for k in below if k.__module__.startswith("fedquit.")}
-    assert found == {type(case.task) for case in CASES.values()}
+        tasks |= {k for k in below if k.__module__.startswith("fedquit.")}
+    assert tasks == {type(case.task) for case in CASES.values()}
 
 
 @pytest.mark.parametrize(
@@ -263,8 +263,8 @@ def test_sequences() -> None:
     model = load_model("char_lstm", dataset.shape, dataset.classes, dtype=torch.float64, embedding=4, hidden=6)
     tasks = [Learn(replace(LOCAL, lr=0.5)), Mislabel(LOCAL), Distill(LOCAL)]
     for task in tasks:
-        found = compare(model, data, question(task, model.init(0), (0, 1, 2, 3)))
-        assert apart(found[0].params, model.init(0)) > 1e-6
+        replies = compare(model, data, question(task, model.init(0), (0, 1, 2, 3)))
+        assert apart(replies[0].params, model.init(0)) > 1e-6
 
 
 def bytes_world(look: Pixels, sizes: tuple[int, ...], side: int = 8) -> FederatedData:
@@ -315,8 +315,8 @@ def test_padding_is_no_strangers_example(ragged: FederatedData) -> None:
     model = load_model("mlp", (1, 6, 6), 5, dtype=torch.float64, hidden=4)
     start = {n: 20 * p for n, p in model.init(0).items()}
     assert not bool(model(start, x[:1]).isfinite().all())
-    found = compare(model, data, question(Learn(LOCAL), start, (0, 2)))
-    assert all(bool(p.isfinite().all()) for reply in found for p in reply.params.values())
+    replies = compare(model, data, question(Learn(LOCAL), start, (0, 2)))
+    assert all(bool(p.isfinite().all()) for reply in replies for p in reply.params.values())
 
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -356,8 +356,8 @@ def test_every_method_ends_at_the_same_parameters(name: str, request_kind: str, 
         with pytest.raises(RequestError):
             final(name, request_kind, "stacked", tmp_path)
         return
-    for found, wanted in zip(final(name, request_kind, "stacked", tmp_path), expected, strict=True):
-        assert apart(found, wanted) <= EXACT
+    for actual, wanted in zip(final(name, request_kind, "stacked", tmp_path), expected, strict=True):
+        assert apart(actual, wanted) <= EXACT
 
 
 @pytest.mark.parametrize("name", ["fedquit", "federaser", "pga"])
@@ -396,8 +396,8 @@ def test_out_of_memory_halves_the_width_and_goes_on_with_the_same_result(
     model = Small(toy_model, room=2)
     engine = StackedEngine(model, ragged, dict(homes))
     with caplog.at_level(logging.WARNING):
-        found = list(engine.run(ask))
-    for reply, expected in zip(found, SequentialEngine(toy_model, ragged, dict(homes)).run(ask), strict=True):
+        replies = list(engine.run(ask))
+    for reply, expected in zip(replies, SequentialEngine(toy_model, ragged, dict(homes)).run(ask), strict=True):
         require_equal(reply, expected)
     assert [r.message for r in caplog.records] == [
         "6 clients at once do not fit into memory: going on with 3.",
