@@ -61,7 +61,7 @@ class MethodSummary:
         bytes_percent: Of Retrain's.
         computing_percent: In FLOPs, or in epochs where nobody counted FLOPs.
         price_of_forgetting: The mean rise of the retained clients' loss through unlearning, in nats.
-        seconds: Of unlearning and recovery.
+        seconds: Of unlearning and recovery; not stored in `comparison.json`.
         extra: Fields that this version does not know.
     """
 
@@ -98,9 +98,11 @@ class MethodSummary:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON, without the seconds: the same comparison gives the same table, however long it took."""
         fields = dataclasses.asdict(self)
-        return {**fields.pop("extra"), **fields}
+        extra = fields.pop("extra")
+        del fields["seconds"]
+        return {**extra, **fields}
 
     @staticmethod
     def read(stored: Mapping[str, Any]) -> MethodSummary:
