@@ -19,6 +19,7 @@ from fedquit.results.folders import (
     read_comparison,
     read_record,
     read_run,
+    write_comparison,
     write_results,
 )
 from results.random_results import Study, fill, write_study
@@ -207,6 +208,12 @@ def test_runs_and_comparisons_do_not_share_a_folder(
     compared, run = study(tmp_path / "compared"), store(tmp_path / "run", results())
     said = said_by(["run", str(tmp_path / "r.toml"), "--out", str(compared)], monkeypatch, capsys)
     assert "holds a comparison, and a run would mix with it: choose another folder" in said
+    with pytest.raises(StoreError, match="holds a comparison"):
+        write_results(compared, results())
+    with pytest.raises(StoreError, match="holds a run"):
+        write_comparison(run, read_comparison(compared))
+    assert not (compared / "results.json").exists()
+    assert not (run / "comparison.json").exists()
     words = ["compare", str(tmp_path / "r.toml"), "--methods", "fedquit", "--jobs", "1", "--out", str(run)]
     assert "holds a run, and a comparison would mix with it" in said_by(words, monkeypatch, capsys)
 

@@ -55,6 +55,7 @@ def test_every_view_prints_the_numbers_of_the_one_model(study: Study) -> None:
             write_report([out], out / file)
             views[name] = (out / file).read_text()
         stored = json.loads((out / "comparison.json").read_text())["table"]
+    assert not any("seconds" in line for line in stored), "the same runs give the same table, however long they took"
     by_hand(study, stored)
     methods = [line for line in stored if line["phase"] == "recovered" and line["runs"]]
     terminal(lines, stored)
@@ -93,6 +94,7 @@ def by_hand(study: Study, stored: Sequence[dict[str, Any]]) -> None:
                 assert line["spread"].get(key) == (pytest.approx(statistics.fmean(sizes)) if sizes else None)
                 judged = bool(sizes) and key in line["gaps"] and line["gaps"][key] <= line["spread"][key]
                 assert (key in line["inside_floor"]) == judged
+        budgets_by_hand(line, runs)
         tugs = [tug(o.at("recovered"), o.at("retrained")) for o in runs]
         known = [value for value in tugs if value is not None]
         assert line["tug_of_war"] == (pytest.approx(statistics.fmean(known)) if known else None)
@@ -120,6 +122,19 @@ def costs_by_hand(line: dict[str, Any], runs: Sequence[Any]) -> None:
         assert line[f"{kind}_saved"] == (pytest.approx(whole / spent) if spent and whole else None)
         if kind == "bytes":
             assert line["bytes_percent"] == (pytest.approx(100 * spent / whole) if whole else None)
+
+
+def budgets_by_hand(line: dict[str, Any], runs: Sequence[Any]) -> None:
+    every = [(row, run.at("retrained")) for run in runs for row in run.rows if row["phase"] == "budget"]
+    assert line["budgets"].keys() == {f"{row['budget']:g}" for row, _ in every}
+    for name, stored in line["budgets"].items():
+        asked = [(row, retrained) for row, retrained in every if f"{row['budget']:g}" == name]
+        paid = [(row, retrained) for row, retrained in asked if row["budget_spent"] <= row["budget"] + 1e-9]
+        assert (stored["runs"], stored["requests"]) == (len(paid), len(asked))
+        assert stored["spent"] == pytest.approx(statistics.fmean(row["budget_spent"] for row, _ in paid or asked))
+        for key in COMPARED:
+            sizes = gaps_of(paid, key)
+            assert stored.get(f"{key}_gap") == (pytest.approx(statistics.fmean(sizes)) if sizes else None)
 
 
 def tug(row: Any, retrained: Any) -> float | None:
@@ -272,7 +287,7 @@ def in_text(line: dict[str, Any], key: str) -> str:
 def exported(found: dict[str, Any], methods: Sequence[dict[str, Any]]) -> None:
     summaries = {summary["method"]: summary for summary in found["summary"]}
     assert summaries.keys() == {line["method"] for line in methods}
-    same = ("avg_gap", "recovery_rounds", "seconds", "bytes", "flops", "epochs", "tug_of_war", "tug_of_war_mia")
+    same = ("avg_gap", "recovery_rounds", "bytes", "flops", "epochs", "tug_of_war", "tug_of_war_mia")
     for line in methods:
         summary = summaries[line["method"]]
         assert {key: summary[key] for key in same} == {key: line[key] for key in same}

@@ -16,6 +16,7 @@ import torch
 from fedquit.errors import InputError
 from fedquit.running.runner import versions
 from fedquit.studies.workers import cores
+from fedquit.utils.version import code_version
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Bench:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         figures = [figure.to_dict() for figure in self.figures]
-        return {"schema": 1, "title": self.title, "machine": self.machine, "versions": versions(), "figures": figures}
+        code = {"versions": versions(), "code": code_version()}
+        return {"schema": 1, "title": self.title, "machine": self.machine, **code, "figures": figures}
 
 
 def chosen_device(name: str) -> torch.device:

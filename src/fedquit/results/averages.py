@@ -25,7 +25,15 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def mean_measure(rows: Sequence[Row], key: str) -> float | None:
-    """The mean of one field over the rows that have it."""
+    """The mean of one field over the rows that have it.
+
+    Args:
+        rows: Of any phases.
+        key: The field.
+
+    Returns:
+        None where no row has a number there.
+    """
     return mean(number(row.get(key)) for row in rows)
 
 
@@ -165,7 +173,12 @@ def density_of(row: Row, key: str) -> Curve | None:
 
 
 def density_mean(density: Mapping[str, Sequence[float]], name: str) -> float:
-    """The mean of one of the densities of `density_of`."""
+    """The mean of one density, in the unit of its edges.
+
+    Args:
+        density: From `density_of`.
+        name: Which of its densities.
+    """
     edges = density["edges"]
     bins = list(zip(edges, edges[1:], density[name], strict=False))
     mass = sum(height * (right - left) for left, right, height in bins) or 1.0

@@ -214,7 +214,12 @@ def compare_outcomes(
 
 
 def requests_of(outcomes: Sequence[Outcome], retrain_again: RetrainAgain) -> dict[str, list[RequestRows]]:
-    """The requests of each method that came through, with the spread between both Retrains of each."""
+    """The requests of each method that came through, with the spread between both Retrains of each.
+
+    Args:
+        outcomes: Of all runs.
+        retrain_again: By target and seed, the row of Retrain with another seed.
+    """
     done = [outcome for outcome in outcomes if not outcome.failure]
     own = {
         outcome.place: quantities.spread_between(retrain_again[outcome.place], outcome.at("retrained"))

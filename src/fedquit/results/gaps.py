@@ -57,12 +57,27 @@ def gap(method: npt.ArrayLike, retrain: npt.ArrayLike) -> Gap:
 
 
 def signed_gap(value: float | None, retrain: float | None) -> float | None:
-    """How far a number lies above Retrain's; None where one of the two was not measured."""
+    """How far a number lies above Retrain's.
+
+    Args:
+        value: Of the method.
+        retrain: Of the Retrain of the same request.
+
+    Returns:
+        The difference in the unit of the numbers; None where one of the two was not measured.
+    """
     return None if value is None or retrain is None else value - retrain
 
 
 def avg_gap(*, retain: float, forget: float, song: float, yeom: float) -> float:
-    """The paper's Avg. gap: the mean of the four mean gaps, in points."""
+    """The paper's Avg. gap: the mean of four mean gaps, in points.
+
+    Args:
+        retain: In retain accuracy.
+        forget: In forget accuracy.
+        song: In the support-vector attack of Song.
+        yeom: In Yeom's attack.
+    """
     return (retain + forget + song + yeom) / 4
 
 

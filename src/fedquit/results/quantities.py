@@ -52,7 +52,13 @@ def request_gap(request: RequestRows, phase: str, key: str = "forget_acc") -> fl
 
 
 def request_distance(request: RequestRows, phase: str, key: str) -> float | None:
-    """The size of the gap of one request; `forget_js` is a distance to Retrain by itself."""
+    """The size of the gap of one request.
+
+    Args:
+        request: With its Retrain.
+        phase: Whose measure.
+        key: Which measure; `forget_js` is a distance to Retrain by itself.
+    """
     if key == DISTANCE:
         return request.get(phase, key)
     gap = request_gap(request, phase, key)
@@ -99,6 +105,10 @@ def request_spread(request: RequestRows, key: str) -> float | None:
     """The spread that the gap of a single request must exceed to be a difference.
 
     Two Retrains of one request may lie close by chance: it is the larger of its own and of the mean over all requests.
+
+    Args:
+        request: With the spreads of its comparison.
+        key: Which measure.
     """
     candidates = (request.spread.get(key), request.spreads.overall.get(key))
     return max((size for size in candidates if size is not None), default=None)
@@ -136,7 +146,12 @@ def cost(request: RequestRows, phase: str, kind: str) -> float | None:
 
 
 def total_cost(request: RequestRows, kind: str) -> float | None:
-    """What unlearning and recovery cost together; of storage, the larger of the two."""
+    """What unlearning and recovery cost together, or None where nothing was counted.
+
+    Args:
+        request: With the rows of both phases.
+        kind: A key of `schema.COSTS`; of storage, the larger of the two phases counts.
+    """
     spent = [amount for phase in WORK_PHASES if (amount := cost(request, phase, kind)) is not None]
     if not spent:
         return None
@@ -144,7 +159,13 @@ def total_cost(request: RequestRows, kind: str) -> float | None:
 
 
 def mean_cost(requests: Iterable[RequestRows], kind: str, phase: str | None = None) -> float | None:
-    """The mean cost over requests, of one phase, or of unlearning and recovery together without one."""
+    """The mean cost over the requests in which it was counted.
+
+    Args:
+        requests: Of one method.
+        kind: A key of `schema.COSTS`.
+        phase: One phase; None for unlearning and recovery together.
+    """
     if phase is None:
         return mean(total_cost(request, kind) for request in requests)
     return mean(cost(request, phase, kind) for request in requests)
@@ -171,7 +192,15 @@ def cost_share(requests: Iterable[RequestRows], kind: str) -> float | None:
 
 
 def times_cheaper(requests: Iterable[RequestRows], kind: str) -> float | None:
-    """Retrain's cost over the method's; None where the method cost nothing, or one of the two was not counted."""
+    """Retrain's cost over the method's.
+
+    Args:
+        requests: Of one method.
+        kind: A key of `schema.COSTS`.
+
+    Returns:
+        None where the method cost nothing, or one of the two was not counted.
+    """
     share = cost_share(requests, kind)
     return 100 / share if share else None
 
@@ -243,7 +272,12 @@ def tug_of_war(requests: Iterable[RequestRows], first: str = "forget_acc") -> fl
 
 
 def spread_tug_of_war(requests: Iterable[RequestRows], first: str = "forget_acc") -> float | None:
-    """The Tug-of-War of two Retrains with different seeds, as the mean over these requests."""
+    """The Tug-of-War of two Retrains with different seeds, as the mean over requests.
+
+    Args:
+        requests: Those whose Tug-of-War it is compared with.
+        first: `forget_acc`, or `mia_yeom` for ToW-MIA.
+    """
     keys = (first, "retain_acc", "test_acc")
     return mean(request_tug_of_war(request.spread.get(key) for key in keys) for request in requests)
 

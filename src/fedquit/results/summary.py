@@ -61,7 +61,7 @@ class MethodSummary:
         bytes_percent: Of Retrain's.
         computing_percent: In FLOPs, or in epochs where nobody counted FLOPs.
         price_of_forgetting: The mean rise of the retained clients' loss through unlearning, in nats.
-        seconds: Of unlearning and recovery.
+        seconds: Of unlearning and recovery; not stored in `comparison.json`.
         extra: Fields that this version does not know.
     """
 
@@ -98,9 +98,11 @@ class MethodSummary:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON, without the seconds: the same comparison gives the same table, however long it took."""
         fields = dataclasses.asdict(self)
-        return {**fields.pop("extra"), **fields}
+        extra = fields.pop("extra")
+        del fields["seconds"]
+        return {**extra, **fields}
 
     @staticmethod
     def read(stored: Mapping[str, Any]) -> MethodSummary:
@@ -220,13 +222,26 @@ def summarise_phase(method: str, phase: str, requests: Sequence[RequestRows]) ->
 
 
 def mean_levels(requests: Sequence[RequestRows], phase: str) -> dict[str, float]:
-    """The mean of each measure over the requests that have it."""
+    """The mean of each compared measure over the requests that have it, in percent.
+
+    Args:
+        requests: Of one method.
+        phase: Whose measures.
+    """
     means = {key: mean(request.get(phase, key) for request in requests) for key in COMPARED}
     return {key: level for key, level in means.items() if level is not None}
 
 
 def mean_gaps(requests: Sequence[RequestRows], phase: str) -> tuple[dict[str, float], dict[str, float]]:
-    """The mean absolute gap in each measure, and its standard deviation where there are several requests."""
+    """The mean absolute gap in each measure, and its standard deviation where there are several requests.
+
+    Args:
+        requests: Of one method.
+        phase: Whose measures.
+
+    Returns:
+        Means and deviations by measure, in points.
+    """
     measured = {key: quantities.absolute_gap(requests, key, phase) for key in (*COMPARED, DISTANCE)}
     known = {key: gap for key, gap in measured.items() if gap is not None}
     sizes = {key: gap.mean for key, gap in known.items()}
@@ -257,7 +272,12 @@ def _at_budget(ended: Sequence[RequestRows]) -> dict[str, float]:
 
 
 def differences(requests: Sequence[RequestRows], first: Sequence[RequestRows]) -> dict[str, PairedDifference]:
-    """The gaps of a method less those of the first method, for each measure and for their average."""
+    """The gaps of a method less those of the first method, for each measure and for their average.
+
+    Args:
+        requests: Of the method.
+        first: Of the method that it is compared with.
+    """
     pairs = {key: quantities.paired_difference(requests, first, key) for key in (*COMPARED, DISTANCE, "avg_gap")}
     return {key: pair for key, pair in pairs.items() if pair is not None}
 

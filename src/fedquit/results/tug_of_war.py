@@ -27,7 +27,13 @@ def tug_of_war(*, forget: float, retain: float, test: float) -> float:
 
 
 def tug_of_war_mia(*, mia: float, retain: float, test: float) -> float:
-    """ToW-MIA: the same with the gap of a membership attack, in points, in place of the forget accuracy's."""
+    """ToW-MIA: Tug-of-War with a membership attack in place of the forget accuracy.
+
+    Args:
+        mia: The gap to Retrain of the attack, in points; its sign does not matter.
+        retain: The same in retain accuracy.
+        test: The same in test accuracy.
+    """
     return tug_of_war(forget=mia, retain=retain, test=test)
 
 

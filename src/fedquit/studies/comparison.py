@@ -37,7 +37,13 @@ class Overview(Reporter, Protocol):
     """Reports the progress of a whole comparison and of each run in it."""
 
     def runs(self, done: int, total: int, title: str) -> None:
-        """Report how many runs are over, and the one that begins; with several processes, the one that ended last."""
+        """Report the progress of all runs.
+
+        Args:
+            done: Runs that are over.
+            total: All runs.
+            title: The run that begins; with several processes, the one that ended last.
+        """
 
     def lane(self, number: int) -> Reporter:
         """The reporter of one of several processes, from 1 on."""
