@@ -36,7 +36,7 @@ class Scores:
     and `confidence` and `phi` come from the mean log-probability.
     """
 
-    label: Integers
+    label: Integers  # the true class; SEQUENCE for an example that has one label for each position
     correct: Floats  # 0 or 1
     confidence: Floats  # p_y, the probability of the true class
     loss: Floats  # -log p_y

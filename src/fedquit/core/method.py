@@ -82,7 +82,7 @@ class Method(ABC):
         return False
 
     def rounds(self, trained: Trained, request: Request) -> int:
-        """How many rounds the unlearning takes."""
+        """How many rounds the unlearning of `request` takes, given what it finds in `trained`."""
         return 1
 
     @abstractmethod

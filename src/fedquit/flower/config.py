@@ -24,9 +24,9 @@ class ServerConfig:
 
     state: str = ""  # the server's state directory: ledger, clients, models
     recipe: str = ""  # a recipe whose [train], [method] and seed replace those here
-    seed: int = 0
-    train: TrainRecipe = field(default_factory=TrainRecipe)
-    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedquit"})
+    seed: int = 0  # of the first model and of all draws of the run
+    train: TrainRecipe = field(default_factory=TrainRecipe)  # rounds, epochs, optimizer, as in a recipe
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedquit"})  # name and options, as in a recipe
     recover_rounds: int = 3  # the most rounds of a recovery
     recover_until: float = 0.0  # accuracy in % (of the app's evaluation) that ends a recovery early; 0: all rounds
     min_nodes: int = 2  # nodes that a round needs to begin; one less for each client that was forgotten

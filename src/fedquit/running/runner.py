@@ -125,7 +125,7 @@ def _claim(out: Path, setup: Setup) -> None:
     if differing:
         raise StoreError(
             f"{out} holds a run of another recipe (it differs in {', '.join(differing[:3])}): "
-            "choose another --out, or delete the folder."
+            "choose another --out."
         )
     if theirs.get("events") != mine.get("events"):
         raise StoreError(
@@ -135,7 +135,7 @@ def _claim(out: Path, setup: Setup) -> None:
     if theirs != mine:
         raise StoreError(
             f"{out} holds a run on other data, or with another network, though the recipe reads the same: "
-            "choose another --out, or delete the folder."
+            "choose another --out."
         )
 
 
