@@ -134,10 +134,10 @@ def test_a_process_ends_with_the_one_that_asked_it() -> None:
     beginning = (
         "import sys, time\n"
         "from fedquit.running.training_cache import Silent\n"
-        "from fedquit.studies.workers import SideBySide\n"
+        "from fedquit.studies.workers import WorkerPool\n"
     )
     asking = beginning + (
-        "with SideBySide('test_compare:sleeps', 1, lambda n: Silent()) as one:\n"
+        "with WorkerPool('test_compare:sleeps', 1, lambda n: Silent()) as one:\n"
         "    print([process for _, process in one.run([{}])])\n"
     )
     paths = os.pathsep.join(filter(None, sys.path))
