@@ -126,8 +126,9 @@ def compared(setting: Setting, rounds: int, folder: Path) -> list[Figure]:
     for _ in range(rounds):
         for way in ways.values():
             way.take()
-    figures = list(_figures(ways, ", ".join(others)))
-    if setting.whole > 1:
+    is_whole = setting.whole == 1
+    figures = list(_figures(ways, ", ".join(others), LIMIT if is_whole else None))
+    if not is_whole:  # in a part of the steps, what is done for each reply weighs more than it really does
         figures.append(_scaled(ways[WATCHED], ways[BARE], setting))
     return [*figures, Figure("one model", "MB", (nbytes(setting.start) / 1e6,))]
 
@@ -141,14 +142,14 @@ def _scaled(way: Attached, bare: Attached, setting: Setting) -> Figure:
     return Figure(name, "x", ratio, LIMIT, f"{times:.0f} times the steps that were measured")
 
 
-def _figures(ways: Mapping[str, Attached], others: str) -> Iterator[Figure]:
+def _figures(ways: Mapping[str, Attached], others: str, most: float | None) -> Iterator[Figure]:
     bare = ways[BARE]
     for name, way in ways.items():
         yield Figure(f"a round with {name}", "s", tuple(way.steady), note=others if name == WATCHED else "")
     for name, way in ways.items():
         if way is not bare:
             ratio = tuple(a / b for a, b in zip(way.steady, bare.steady, strict=True))
-            limit = LIMIT if name == WATCHED else None
+            limit = most if name == WATCHED else None
             yield Figure(f"a round with {name}, times the bare round", "x", ratio, limit)
     for name, way in ways.items():
         if way is not bare:
@@ -159,7 +160,7 @@ def _figures(ways: Mapping[str, Attached], others: str) -> Iterator[Figure]:
         yield Figure(f"written at the end with {name}", "s", (way.at_the_end,))
     for name, way in ways.items():
         if way is not bare:
-            limit = LIMIT if name == WATCHED else None
+            limit = most if name == WATCHED else None
             note = f"medians, scaled from {len(bare.seconds)} rounds, with what is written at the end"
             ratio = (_whole(way) / _whole(bare),)
             yield Figure(
