@@ -212,6 +212,10 @@ class Life:
         """Clients that never were here take part from the next round on."""
         return dataclasses.replace(self, membership=self.membership.join(clients))
 
+    def readmit(self, client: ClientId) -> Life:
+        """Let a client ask again that was left out because nothing could serve its request."""
+        return dataclasses.replace(self, membership=self.membership.join([client], anew=True))
+
     def leave_untrained(self, request: Request) -> Life:
         """Before the first round no model has seen anybody's data: whole clients need only be left out."""
         if self.phase.kind != "train":
