@@ -33,7 +33,7 @@ from fedquit.flower.config import ServerConfig
 from fedquit.flower.grid_engine import Clock, Nodes, Post
 from fedquit.flower.intake import Intake
 from fedquit.flower.ledger import Erasure, Ledger
-from fedquit.flower.phases import Evaluate, Federated, Phases
+from fedquit.flower.phases import Evaluate, Phases, ServerParts
 from fedquit.flower.roster import Roster
 from fedquit.flower.state_folder import StateFolder
 from fedquit.running.store import locked, save_params
@@ -110,7 +110,7 @@ class _Server:
         post = Post(grid, self.say, clock)
         seconds = min(config.timeout, STATUS)
         self.nodes = Nodes(post, self.roster, self.intake.hear, self.ledger.verdicts, seconds)
-        federated = Federated(
+        parts = ServerParts(
             config=config,
             model=model,
             initial=self.initial,
@@ -124,7 +124,7 @@ class _Server:
             clock=clock,
             say=self.say,
         )
-        self.phases = Phases(federated)
+        self.phases = Phases(parts)
 
     def say(self, sentence: str) -> None:
         """Tell the operator, and keep it."""
