@@ -32,7 +32,7 @@ from fedquit.methods import METHODS
 from fedquit.methods.baselines import Natural
 from fedquit.methods.fukd import FUKD
 from fedquit.running import lifecycle
-from fedquit.running.lifecycle import STEPS, Kind, Life, Phase, TransitionError, UnusableModelError
+from fedquit.running.lifecycle import STEPS, Life, Phase, PhaseKind, TransitionError, UnusableModelError
 from fedquit.running.membership import Membership
 from fedquit.running.runner import run
 from fedquit.running.setup import build_setup
@@ -52,9 +52,9 @@ STEP: dict[str, Callable[[Life], Life]] = {
 }
 
 
-def life_in(kind: Kind) -> Life:
+def life_in(kind: PhaseKind) -> Life:
     life = Life(FOUR)
-    paths: dict[Kind, tuple[str, ...]] = {
+    paths: dict[PhaseKind, tuple[str, ...]] = {
         "train": (),
         "join": ("join",),
         "unlearn": ("begin_unlearning",),
@@ -69,7 +69,7 @@ def life_in(kind: Kind) -> Life:
 
 @pytest.mark.parametrize("step", STEP)
 @pytest.mark.parametrize("kind", ["train", "join", "unlearn", "recover", "erase"])
-def test_a_step_leads_on_as_the_table_says_or_is_refused_with_one_sentence(kind: Kind, step: str) -> None:
+def test_a_step_leads_on_as_the_table_says_or_is_refused_with_one_sentence(kind: PhaseKind, step: str) -> None:
     life = life_in(kind)
     if step == "join" and kind == "join":
         life = dataclasses.replace(life, membership=FOUR)  # nobody joins twice

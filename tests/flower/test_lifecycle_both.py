@@ -335,8 +335,8 @@ class Lives(RuleBasedStateMachine):
 
 
 Lives.TestCase.settings = settings(
-    max_examples=100 if SEARCHING else 6,
-    stateful_step_count=12 if SEARCHING else 4,
+    max_examples=100 if SEARCHING else 10,
+    stateful_step_count=12 if SEARCHING else 5,
     deadline=None,
 )
 TestLives = Lives.TestCase

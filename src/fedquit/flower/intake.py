@@ -138,7 +138,8 @@ class Intake:
             self._ledger.change([entry.id], lambda e: e.now("done", reason=reason))
             self._ledger.save()
         elif entry.kind == "client":
-            self._ledger.erased -= {entry.client}  # it is tried again
+            life = self._ledger.life(sorted(self._roster.members))
+            self._ledger.follow(life.readmit(entry.client))  # it is tried again
             self._ledger.save()
         else:
             self.fail(

@@ -25,15 +25,16 @@ from fedquit.flower.wire import Serving
 from fedquit.running import lifecycle
 from fedquit.running.costs import Metered
 from fedquit.running.lifecycle import Hooks, Life, Turn
+from fedquit.running.memory import CPU
 from fedquit.running.session import Progress, Session, advance, place_of
-from fedquit.running.store import Journal, StateFile
+from fedquit.running.store import Bounds, Journal, StateFile
 
 Evaluate = Callable[[Params], float]
 TRIES = 3  # of a round that too few clients answered
 
 
 @dataclass(frozen=True)
-class Federated:
+class ServerParts:
     """What the phases of one federation work with."""
 
     config: ServerConfig
@@ -66,17 +67,17 @@ class _Stage:
 class Phases:
     """Goes on with the phase that the ledger names, until training is over and no request waits."""
 
-    def __init__(self, federated: Federated) -> None:
-        self._federated = federated
-        self._config = federated.config
-        self._folder = federated.folder
-        self._ledger = federated.ledger
-        self._roster = federated.roster
-        self._nodes = federated.nodes
-        self._intake = federated.intake
-        self._say = federated.say
-        self._method = federated.config.build_method()
-        self._training = federated.config.training
+    def __init__(self, parts: ServerParts) -> None:
+        self._parts = parts
+        self._config = parts.config
+        self._folder = parts.folder
+        self._ledger = parts.ledger
+        self._roster = parts.roster
+        self._nodes = parts.nodes
+        self._intake = parts.intake
+        self._say = parts.say
+        self._method = parts.config.build_method()
+        self._training = parts.config.training
         self._failures = 0  # rounds in a row that too few clients answered
 
     @property
@@ -94,12 +95,12 @@ class Phases:
             if self._failures >= TRIES:
                 raise
             self._say(f"the round is repeated: {error}")
-            self._federated.clock.sleep(PATIENCE)
+            self._parts.clock.sleep(PATIENCE)
             return True
 
     def accuracy(self, state: State) -> float | None:
         """Of a model in percent, where the server can measure it."""
-        return self._federated.evaluate(state.params) if self._federated.evaluate else None
+        return self._parts.evaluate(state.params) if self._parts.evaluate else None
 
     def _enter(self, life: Life, state: State) -> None:
         """The next phase: its model is on disk first; the ledger turns to it; then what came before is deleted."""
@@ -180,7 +181,7 @@ class Phases:
             rounds=state.round,
             serving=names,
             fallback=turn.fallback,
-            began=self._federated.clock.now(),
+            began=self._parts.clock.now(),
         )
         self._enter(life, start)
 
@@ -310,7 +311,7 @@ class Phases:
         before = self._folder.before.load()
         assert before is not None, "the model before a request is kept until the request is done"
         shelf = stage.memory.shelf(self._config.method_name)
-        return self.life.trained(before[0], self._federated.initial, self._training, self._roster.examples, shelf)
+        return self.life.trained(before[0], self._parts.initial, self._training, self._roster.examples, shelf)
 
     def _measured(self, when: str, state: State) -> Callable[[Erasure], Erasure]:
         accuracy = self.accuracy(state)
@@ -321,16 +322,16 @@ class Phases:
         file = self._folder.model(phase)
         stored = file.load()
         assert stored is not None, "a phase begins with its model on disk"
-        memory = self._folder.memory(phase)
+        memory = self._folder.memory(phase, Bounds.of(CPU))
         engine = GridEngine(
-            self._federated.model,
+            self._parts.model,
             self._nodes,
             self._ledger.federation,
             phase.number,
             self._config.timeout,
             self._config.min_replies,
             serving={e.client: Serving(e.kind, e.request) for e in self._ledger.serving},
-            public=self._federated.public,
+            public=self._parts.public,
         )
         session = Session(engine, self._config.run_seed, (), journal, (memory,), self._folder.append, lenient=True)
         meter = Metered(session, partial(memory.stored, self._config.method_name))

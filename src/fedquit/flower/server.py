@@ -32,7 +32,7 @@ from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.intake import Intake
 from fedquit.flower.ledger import Erasure, Ledger
-from fedquit.flower.phases import Evaluate, Federated, Phases
+from fedquit.flower.phases import Evaluate, Phases, ServerParts
 from fedquit.flower.presence import Presence
 from fedquit.flower.roster import Roster
 from fedquit.flower.state_folder import StateFolder
@@ -111,7 +111,7 @@ class _Server:
         transport = Transport(grid, self.say, clock)
         seconds = min(config.timeout, STATUS)
         self.nodes = Presence(transport, self.roster, self.intake.hear, self.ledger.verdicts, seconds)
-        federated = Federated(
+        parts = ServerParts(
             config=config,
             model=model,
             initial=self.initial,
@@ -125,7 +125,7 @@ class _Server:
             clock=clock,
             say=self.say,
         )
-        self.phases = Phases(federated)
+        self.phases = Phases(parts)
 
     def say(self, sentence: str) -> None:
         """Tell the operator, and keep it."""

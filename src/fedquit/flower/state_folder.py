@@ -14,7 +14,6 @@ from pathlib import Path
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.flower.wire import PHASE_PLACES
 from fedquit.running.lifecycle import Phase
-from fedquit.running.memory import CPU
 from fedquit.running.session import Event
 from fedquit.running.store import END, Bounds, DiskMemory, Journal, PrefixedMemory, StateFile
 from fedquit.utils.files import append_line, remove_half_written
@@ -54,9 +53,14 @@ class StateFolder:
         """The replies of the round at hand."""
         return Journal(self._of(phase) / "journal")
 
-    def memory(self, phase: Phase) -> PhaseMemory:
-        """What methods keep at the server, as a phase sees it; flushed with the state of the phase."""
-        return PhaseMemory(self.path / "memory", phase.number, Bounds.of(CPU))
+    def memory(self, phase: Phase, bounds: Bounds | None = None) -> PhaseMemory:
+        """What methods keep at the server, as a phase sees it.
+
+        Args:
+            phase: which phase reads and writes it.
+            bounds: how much stays in RAM until the state of the phase is stored; None: every write is on disk at once.
+        """
+        return PhaseMemory(self.path / "memory", phase.number, bounds)
 
     def _of(self, phase: Phase) -> Path:
         return self.path / "phases" / f"{phase.number:06d}"

@@ -53,11 +53,11 @@ from fedquit.errors import (
 )
 from fedquit.running.membership import Membership
 
-Kind = Literal["train", "join", "unlearn", "recover", "erase"]
+PhaseKind = Literal["train", "join", "unlearn", "recover", "erase"]
 Attached = Mapping[str, Method]  # by name
 NOBODY = Request(())  # for training that prepares for no request in particular, as in every real federation
 
-STEPS: Mapping[tuple[Kind, str], Kind] = {
+STEPS: Mapping[tuple[PhaseKind, str], PhaseKind] = {
     ("train", "join"): "join",
     ("train", "begin_unlearning"): "unlearn",
     ("join", "join"): "join",
@@ -102,7 +102,7 @@ class Phase:
     """What a federation is doing. The Flower server's ledger stores it, so fields may be added and never renamed."""
 
     number: int = 0  # counts phases that have a model of their own
-    kind: Kind = "train"
+    kind: PhaseKind = "train"
     trained: int = 0  # rounds of ordinary training before this phase, recoveries not counted
     served: int = 0  # events (requests, or joins with a phase of their own) that were begun so far
     serving: tuple[str, ...] = ()  # names of the requests in the ledger
@@ -212,6 +212,10 @@ class Life:
         """Clients that never were here take part from the next round on."""
         return dataclasses.replace(self, membership=self.membership.join(clients))
 
+    def readmit(self, client: ClientId) -> Life:
+        """Let a client ask again that was left out because nothing could serve its request."""
+        return dataclasses.replace(self, membership=self.membership.join([client], anew=True))
+
     def leave_untrained(self, request: Request) -> Life:
         """Before the first round no model has seen anybody's data: whole clients need only be left out."""
         if self.phase.kind != "train":
@@ -266,7 +270,7 @@ class Life:
         return Trained(state.params, initial, dataclasses.replace(training, rounds=rounds), counts, memory)
 
 
-def entered(kind: Kind, state: State) -> State:
+def entered(kind: PhaseKind, state: State) -> State:
     """The state with which a phase begins. A method's own server state lasts through its recovery, and no further."""
     return state.fresh() if kind == "recover" else state.settled().fresh()
 

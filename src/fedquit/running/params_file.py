@@ -67,4 +67,6 @@ def _checksum(params: Params, described: str) -> str:
 
 
 def _damaged(path: Path, why: str) -> StoreError:
-    return StoreError(f"the checkpoint {path} is damaged ({why}): restore it from a backup, or run into another folder.")
+    return StoreError(
+        f"the checkpoint {path} is damaged ({why}): restore it from a backup, or run into another folder."
+    )

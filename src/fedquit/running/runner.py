@@ -124,8 +124,7 @@ def _claim(out: Path, setup: Setup) -> None:
     differing = sorted(_differences(theirs.get("recipe"), mine["recipe"]))
     if differing:
         raise StoreError(
-            f"{out} holds a run of another recipe (it differs in {', '.join(differing[:3])}): "
-            "choose another --out."
+            f"{out} holds a run of another recipe (it differs in {', '.join(differing[:3])}): choose another --out."
         )
     if theirs.get("events") != mine.get("events"):
         raise StoreError(
