@@ -20,14 +20,13 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-from fedquit.audit.evaluation import Evaluation
+from fedquit.audit.evaluation import Set, measures_of
 from fedquit.audit.scores import Scores, score_examples
 from fedquit.core import ClientId, Request, State
 from fedquit.core.fedavg import fedavg
@@ -39,8 +38,9 @@ from fedquit.running.runner import versions
 from fedquit.running.session import Progress, Session, advance
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.store import Memories, StateFile
-from fedquit.running.training_cache import _key as training_hash
+from fedquit.running.training_cache import training_hash
 from fedquit.utils.files import read_json, write_json
+from fedquit.utils.version import code_version
 
 WINDOW = 10  # rounds at the end of a training that are recorded
 STORED = ("phi", "entropy", "modified_entropy")
@@ -61,24 +61,14 @@ class Unit:
         return f"original-seed{self.seed}" if self.target is None else f"retrain-client{self.target}-seed{self.seed}"
 
 
-def measures(retain: Scores, test: Scores, forget: Scores, holdout: Scores | None, recipe: Recipe) -> Row:
-    """Every measure of one model for one request, from per-example scores alone."""
-    sets = {"retain": retain, "test": test, "forget": forget, "holdout": holdout}
-    known = SimpleNamespace(
-        _scores=lambda name, _: sets[name], attacks=recipe.evaluate.attacks, seed=recipe.seed, trigger=None
-    )
-    return Evaluation.judge(known, {})  # type: ignore[arg-type]
-
-
 class Recorder:
     """Trains the units of a setting one after the other and writes their records."""
 
-    def __init__(self, recipe: Recipe, targets: Sequence[ClientId], state: Path, deadline: float, commit: str) -> None:
+    def __init__(self, recipe: Recipe, targets: Sequence[ClientId], state: Path, deadline: float) -> None:
         self.recipe = recipe
         self.targets = targets
         self.state = state
         self.deadline = deadline
-        self.commit = commit
         self.pool = ProcessPoolExecutor(12, mp_context=get_context("spawn"))
 
     def record(self, unit: Unit) -> bool:
@@ -160,7 +150,8 @@ class Recorder:
             forget = everything.take(marked.pooled("forget", (target,)).numpy())
             held = marked.holdout.get(target, torch.tensor([], dtype=torch.int64)).numpy()
             holdout = everything.take(held) if len(held) else None
-            job = self.pool.submit(measures, retain, test, forget, holdout, recipe)
+            by_set: dict[Set, Scores | None] = {"retain": retain, "test": test, "forget": forget, "holdout": holdout}
+            job = self.pool.submit(measures_of, by_set, recipe.evaluate.attacks, recipe.seed)
             rows.append((str(target), {**head, "clients": [target]}, job))
         return rows
 
@@ -206,7 +197,8 @@ class Recorder:
             "seed": unit.seed,
             "training_hash": training_hash(setup, data, {}, None),
             "recipe": recipe.to_dict(),
-            "versions": versions() | {"commit": self.commit},
+            "versions": versions(),
+            "code": code_version(),
             "computed": {
                 "device": torch.cuda.get_device_name(setup.device) if cuda else setup.device.type,
                 "precision": setup.precision,
@@ -228,14 +220,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--retrain-seeds", default="")
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--commit", required=True)
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     recipe = load(options.recipe, options.set)
     targets = [int(t) for t in options.targets.split(",")]
     seeds = [int(s) for s in (options.retrain_seeds or str(options.seed)).split(",")]
     units = [Unit(options.seed), *(Unit(seed, target) for target in targets for seed in seeds)]
-    recorder = Recorder(recipe, targets, options.state, deadline, options.commit)
+    recorder = Recorder(recipe, targets, options.state, deadline)
     finished = 0
     for unit in units:
         if time.monotonic() > deadline or not recorder.record(unit):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from fedquit.errors import StoreError
 from fedquit.running import recipe as module
+from fedquit.running import runner
 from fedquit.running.recipe import (
     FIRST_KEYS,
     EventRecipe,
@@ -21,6 +24,8 @@ from fedquit.running.recipe import (
     load,
     without_later_defaults,
 )
+from fedquit.running.setup import build_setup
+from fedquit.running.training_cache import training_hash
 
 HASHES: dict[str, str] = json.loads(Path(__file__).with_name("recipe_hashes.json").read_text())
 
@@ -111,3 +116,16 @@ def test_the_first_keys_are_still_there() -> None:
         schema = module._section_class(sections[section]) if section else Recipe
         assert schema
         assert keys <= {f.name for f in fields(schema)}
+
+
+def test_a_key_added_later_leaves_cached_trainings_and_run_folders_usable(tmp_path: Path) -> None:
+    """At its default it changes neither the name of a training in the cache nor what a folder's run is held against."""
+    setup = build_setup(load("demo"))
+    now = dataclasses.replace(setup, recipe=later("demo"))
+    changed = dataclasses.replace(setup, recipe=later("demo", train__nesterov=True))
+    names = [training_hash(s, s.data, {}, None) for s in (setup, now, changed)]
+    assert names[0] == names[1] != names[2]
+    runner._claim(tmp_path, setup)
+    runner._claim(tmp_path, now)
+    with pytest.raises(StoreError, match=r"another recipe \(it differs in train.nesterov\)"):
+        runner._claim(tmp_path, changed)

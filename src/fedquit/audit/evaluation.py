@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -188,18 +188,7 @@ class Evaluation:
     def judge(self, params: Params) -> dict[str, Any]:
         """Every measure of one model that needs no other model."""
         by_set = {name: self._scores(name, params) for name in SETS}
-        measures: dict[str, Any] = {}
-        for name, scores in by_set.items():
-            measures[f"{name}_acc"] = 100 * float(scores.correct.mean()) if scores else None
-        for name, scores in by_set.items():
-            measures[f"{name}_loss"] = float(scores.loss.mean()) if scores else None
-        test, retain, forget, holdout = (by_set[name] for name in SETS)
-        if test and retain and forget:
-            attacks = {f"mia_{name}": ATTACKS[name](retain, test, forget, seed=self.seed) for name in self.attacks}
-            measures |= attacks | _exposure(forget, holdout or test, "holdout" if holdout else "test")
-            measures["entropy"] = _densities({"forget": forget, "test": test})
-        if forget and holdout:
-            measures |= _against_holdout(forget, holdout)
+        measures = measures_of(by_set, self.attacks, self.seed)
         if self.trigger:
             measures["backdoor_asr"] = self._backdoor(self.trigger, params)
         return measures
@@ -208,6 +197,34 @@ class Evaluation:
         """How often the trigger works on the stamped test images, in percent."""
         make = partial(trigger.success, self.model, params, *self.examples("test"))
         return self.passes.number(params, trigger, make)
+
+
+def measures_of(by_set: Mapping[Set, Scores | None], attacks: Sequence[str], seed: int) -> dict[str, Any]:
+    """Every measure of one model that its per-example scores give.
+
+    Args:
+        by_set: the scores on each of `SETS`; None for a set that is empty.
+        attacks: names from `ATTACKS`.
+        seed: of what attacks draw.
+
+    Returns:
+        The measures by their keys in a row of `results.json`.
+    """
+    measures: dict[str, Any] = {}
+    for name in SETS:
+        scores = by_set[name]
+        measures[f"{name}_acc"] = 100 * float(scores.correct.mean()) if scores else None
+    for name in SETS:
+        scores = by_set[name]
+        measures[f"{name}_loss"] = float(scores.loss.mean()) if scores else None
+    test, retain, forget, holdout = (by_set[name] for name in SETS)
+    if test and retain and forget:
+        measures |= {f"mia_{name}": ATTACKS[name](retain, test, forget, seed=seed) for name in attacks}
+        measures |= _exposure(forget, holdout or test, "holdout" if holdout else "test")
+        measures["entropy"] = _densities({"forget": forget, "test": test})
+    if forget and holdout:
+        measures |= _against_holdout(forget, holdout)
+    return measures
 
 
 def _against_holdout(forget: Scores, holdout: Scores) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from fedquit.results.folders import RESULTS, refuse_overwriting, write_results
 from fedquit.results.schema import SCHEMA
 from fedquit.running.lifecycle import Life, recovery_is_over, recovery_rounds
 from fedquit.running.membership import Membership
-from fedquit.running.recipe import EventRecipe, Recipe
+from fedquit.running.recipe import EventRecipe, Recipe, without_later_defaults
 from fedquit.running.rows import Recovery, Row, RowMaker
 from fedquit.running.session import Event, Progress
 from fedquit.running.setup import Setup, build_setup
@@ -140,7 +140,8 @@ def _claim(out: Path, setup: Setup) -> None:
 
 def _claimed(setup: Setup) -> dict[str, Any]:
     """All that determines a run: of how it is computed, the precision alone."""
-    return setup.recipe.to_dict() | {"engine": {"precision": setup.precision}}
+    recipe = without_later_defaults(setup.recipe.to_dict(), type(setup.recipe))
+    return recipe | {"engine": {"precision": setup.precision}}
 
 
 def _differences(a: Any, b: Any, where: str = "") -> Iterator[str]:  # noqa: ANN401 - JSON is anything

@@ -8,7 +8,6 @@ several can be attached to one training, each with a part of the server's memory
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import shutil
@@ -23,6 +22,7 @@ from fedquit.data.federated import FederatedData
 from fedquit.errors import StoreError
 from fedquit.running.costs import Metered
 from fedquit.running.lifecycle import Attached, Hooks
+from fedquit.running.recipe import without_later_defaults
 from fedquit.running.session import Progress, Session, advance
 from fedquit.running.setup import Setup
 from fedquit.running.store import Memories, StateFile, locked
@@ -84,7 +84,7 @@ def train(
         request: that they prepare for; without one, none is attached.
     """
     shaping = {name: m for name, m in (attached or {}).items() if m.shapes_training} if request else {}
-    folder = cache / _key(setup, data, shaping, request)
+    folder = cache / training_hash(setup, data, shaping, request)
     with locked(folder, wait=True):  # before anything is read: another process may be at work on the same training
         memories = Memories.open(folder, device=setup.device)
         file = StateFile(folder / "state.safetensors")
@@ -107,15 +107,24 @@ def _rounds(setup: Setup, data: FederatedData, memories: Memories, file: StateFi
     return advance(session, "train", State(setup.initial), step, file, setup.training.rounds, meter)
 
 
-def _key(setup: Setup, data: FederatedData, attached: Attached, request: Request | None) -> str:
+def training_hash(setup: Setup, data: FederatedData, attached: Attached, request: Request | None) -> str:
+    """The name of a training in the cache and in records: a hash of all that determines its result.
+
+    Args:
+        setup: the network, the training, the seed and the precision.
+        data: what is trained on, with its partition.
+        attached: methods that shape the training, by name.
+        request: what some of them must know in advance.
+    """
     recipe = setup.recipe
+    plain = recipe.to_dict()
     knowing = request if any(m.knows_request for m in attached.values()) else None
     what = {
         "schema": CACHE_SCHEMA,
         "data": data.fingerprint(),
-        "model": dataclasses.asdict(recipe.model),
+        "model": without_later_defaults(plain["model"], type(recipe.model), "model"),
         "network": setup.network,
-        "train": dataclasses.asdict(recipe.train),
+        "train": without_later_defaults(plain["train"], type(recipe.train), "train"),
         "seed": recipe.seed,
         "precision": setup.precision,
         "attached": repr((sorted(attached.items()), knowing, [source_of(n) for n in attached])) if attached else "",
