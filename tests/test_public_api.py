@@ -77,6 +77,21 @@ API: dict[str, list[str]] = {
     "fedquit.running": ["Recipe", "Setup", "build_setup", "load"],
     "fedquit.studies": ["Candidate", "Sweep", "sweep_rates"],
     "fedquit.flower": ["ClientData", "ServerConfig", "erasable", "serve"],
+    "fedquit.results": [
+        "MEASURES",
+        "SCHEMA",
+        "Comparison",
+        "Measure",
+        "MethodSummary",
+        "RequestRows",
+        "ResultSet",
+        "RunResults",
+        "load_results",
+        "open_folders",
+        "read_comparison",
+        "read_run",
+        "summarise",
+    ],
     "fedquit.report": ["ENDINGS", "FORMATS", "load_results", "write_report"],
 }
 LAZY = ("fedquit", "fedquit.distill", "fedquit.audit", "fedquit.running", "fedquit.studies", "fedquit.flower")

@@ -14,6 +14,7 @@ from fedquit.cli import main
 from fedquit.errors import StoreError
 from fedquit.results.folders import (
     RunResults,
+    differing_section,
     load_results,
     open_folders,
     read_comparison,
@@ -112,6 +113,10 @@ def run_elsewhere(folder: Path) -> None:
     changed(study(folder) / "comparison.json", runs=["../elsewhere"])
 
 
+def unfinished(folder: Path) -> None:
+    (study(folder) / "comparison.json").unlink()
+
+
 def run_of_another_recipe(folder: Path) -> None:
     path = study(folder) / "seed-0" / "client-1" / "fukd" / "results.json"
     recipe = json.loads(path.read_text())["recipe"]
@@ -133,6 +138,7 @@ BAD: dict[Callable[[Path], None], str] = {
     missing_run: "names the run seed-0/client-1/fukd, and seed-0/client-1/fukd/results.json is not there",
     truncated_run: "seed-0/client-1/fukd/results.json is damaged (",
     run_elsewhere: "names the run '../elsewhere', which is not below it",
+    unfinished: "holds an unfinished comparison: run the same `fedquit compare` into it again",
     run_of_another_recipe: "is mixed: seed-0/client-1/fukd was run with another [data]",
 }
 
@@ -218,6 +224,45 @@ def test_runs_and_comparisons_do_not_share_a_folder(
     assert "holds a run, and a comparison would mix with it" in said_by(words, monkeypatch, capsys)
 
 
+def test_a_comparison_of_another_recipe_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every run in it would fail, and a table of failures would replace the one that is there."""
+    (tmp_path / "r.toml").write_text(RECIPE)
+    folder = study(tmp_path / "some")
+    changed(folder / "comparison.json", recipe={"data": {"alpha": 7.0}})
+    before = contents(folder)
+    words = ["compare", str(tmp_path / "r.toml"), "--methods", "fedquit", "--jobs", "1", "--out", str(folder)]
+    said = said_by(words, monkeypatch, capsys)
+    assert "holds a comparison of another recipe (it differs in [data]): choose another folder" in said
+    assert contents(folder) == before
+
+
+def test_a_run_does_not_begin_in_an_unfinished_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.toml").write_text(RECIPE)
+    unfinished(tmp_path / "some")
+    said = said_by(["run", str(tmp_path / "r.toml"), "--out", str(tmp_path / "some")], monkeypatch, capsys)
+    assert "holds a comparison, and a run would mix with it" in said
+
+
+def test_a_key_that_one_of_two_versions_does_not_know_makes_no_other_recipe() -> None:
+    assert differing_section({"data": {"alpha": 1.0, "later": 0}}, {"data": {"alpha": 1.0}}) == ""
+    assert differing_section({"data": {"alpha": 1.0}}, {"data": {"alpha": 2.0}}) == "data"
+
+
+@pytest.mark.parametrize("name", ["results.json", "comparison.json"])
+def test_a_report_does_not_take_the_name_of_results(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = store(tmp_path / "run", results())
+    before = contents(folder)
+    said = said_by(["report", str(folder), "--out", str(folder / name)], monkeypatch, capsys)
+    assert "is the name under which results are stored: choose another name for the report" in said
+    assert contents(folder) == before
+
+
 def test_advice_is_never_to_delete(tmp_path: Path) -> None:
     truncated(tmp_path / "run")
     with pytest.raises(StoreError, match="restore it from a backup, or run the same recipe into another folder"):
@@ -229,7 +274,8 @@ def test_advice_is_never_to_delete(tmp_path: Path) -> None:
 
 def test_results_on_disk_go_on_naming_the_code_that_made_them(tmp_path: Path) -> None:
     first = write_results(tmp_path, results() | {"code": {"version": "1", "commit": "a" * 40}})
-    again = write_results(tmp_path, results() | {"code": {"version": "2"}, "versions": {"torch": "later"}})
+    later = {"code": {"version": "2"}, "versions": {"torch": "later"}, "recipe": {**results()["recipe"], "later": 0}}
+    again = write_results(tmp_path, results() | later)
     assert again == first
     more = results()
     more["rows"][3]["forget_acc"] = 1.0
@@ -266,3 +312,4 @@ def test_a_recorded_comparison_stays_readable(tmp_path: Path) -> None:
     for line, stored in zip(comparison.table, recorded["table"], strict=True):
         read = json.loads(json.dumps(line.to_dict()))
         assert {key: read[key] for key in stored} == stored
+    assert "runs" not in comparison.to_dict(), "it names no runs, and stands for all that lie below it"

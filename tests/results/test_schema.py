@@ -92,6 +92,8 @@ def test_means_of_roc_curves_and_densities() -> None:
         ({}, "has no usable method"),
         (row(request="0"), "has no usable request"),
         (row(clients=None), "has no usable clients"),
+        (row(clients=[[0]]), "has no usable clients"),
+        (row(holdout_verdict=["no trace"]), "has no usable holdout_verdict"),
         ({key: value for key, value in row().items() if key in REQUIRED}, "has no measure: none of test_acc"),
         (row(forget_acc=-1.0), "has forget_acc -1, which is not a percentage"),
         (row(forget_acc=None), ""),

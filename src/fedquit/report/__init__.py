@@ -14,7 +14,7 @@ from pathlib import Path
 from fedquit.errors import InputError, StoreError
 from fedquit.report.export import to_csv, to_json, to_latex, to_md
 from fedquit.report.page import page
-from fedquit.results.folders import ResultSet, load_results, open_folders
+from fedquit.results.folders import COMPARISON, RESULTS, ResultSet, load_results, open_folders
 from fedquit.utils.files import write_atomic
 from fedquit.utils.names import lookup
 
@@ -44,6 +44,8 @@ def write_report(folders: Sequence[Path], out: Path, format: str | None = None) 
         StoreError: A folder cannot be read, or the file cannot be written.
     """
     make = lookup(FORMATS, _format_for(out, format), "format")
+    if out.name in (RESULTS, COMPARISON):
+        raise InputError(f"{out} is the name under which results are stored: choose another name for the report.")
     if not folders:
         raise StoreError("a report needs at least one run: name its folder.")
     write_atomic(out, make(open_folders(folders)).encode())

@@ -17,7 +17,7 @@ neither torch nor matplotlib.
 | `words` | how a number is printed |
 """
 
-from fedquit.results.comparison import Comparison, Outcome
+from fedquit.results.comparison import Comparison
 from fedquit.results.folders import ResultSet, RunResults, load_results, open_folders, read_comparison, read_run
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import MEASURES, SCHEMA, Measure
@@ -29,7 +29,6 @@ __all__ = [
     "Comparison",
     "Measure",
     "MethodSummary",
-    "Outcome",
     "RequestRows",
     "ResultSet",
     "RunResults",

@@ -105,7 +105,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
+        fields = {
             **self.extra,
             "schema": SCHEMA,
             "recipe": self.recipe,
@@ -113,9 +113,9 @@ class Comparison:
             "table": [line.to_dict() for line in self.table],
             "first": self.first or None,
             "failed": list(self.failed),
-            "runs": list(self.runs or ()),
             "floors": self.spreads,
         }
+        return fields if self.runs is None else {**fields, "runs": list(self.runs)}
 
     @staticmethod
     def read(folder: str, stored: Mapping[str, Any]) -> Comparison:

@@ -23,7 +23,8 @@ from fedquit.utils.files import write_json
 RESULTS = "results.json"
 COMPARISON = "comparison.json"
 _SHARED = ("data", "model", "train")  # sections of the recipe in which all runs of a comparison agree
-_MADE_BY = ("versions", "code", "computed")  # fields that say how results were made, not what they are
+_FINDINGS = ("rows", "clients")  # fields that say what was found, not how
+_RUNS = "seed-*/client*-*/*"  # where the runs of a comparison lie below it
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +106,12 @@ class RunResults:
 
 @dataclass(frozen=True)
 class ResultSet:
-    """All that a report is made of."""
+    """All that a report is made of.
+
+    Attributes:
+        runs: Each with its rows; those of a comparison too.
+        comparisons: What was found over several runs.
+    """
 
     runs: Sequence[RunResults]
     comparisons: Sequence[Comparison] = ()
@@ -122,6 +128,8 @@ def load_results(folder: Path) -> dict[str, Any]:
     """
     path = folder / RESULTS
     if not _exists(path):
+        if _is_unfinished_comparison(folder):
+            raise StoreError(f"{folder} holds an unfinished comparison: run the same `fedquit compare` into it again.")
         raise StoreError(f"no {RESULTS} in {folder}: run `fedquit run RECIPE --out {folder}` first")
     return _load(path)
 
@@ -203,7 +211,7 @@ def comparison_above(run: Path) -> Path | None:
 def _runs_of(comparison: Comparison, folder: Path) -> list[RunResults]:
     """The runs that a comparison names, or all that lie below it where it names none."""
     if comparison.runs is None:
-        places = sorted(path.parent for path in folder.glob(f"seed-*/client*-*/*/{RESULTS}"))
+        places = sorted(path.parent for path in folder.glob(f"{_RUNS}/{RESULTS}"))
     else:
         places = [folder / name for name in comparison.runs]
         _refuse_missing(folder, comparison.runs)
@@ -236,13 +244,34 @@ def _refuse_missing(folder: Path, names: Sequence[str]) -> None:
 
 
 def _refuse_foreign(comparison: Comparison, run: RunResults, folder: Path) -> None:
+    section = differing_section(comparison.recipe, run.recipe)
+    if section:
+        raise StoreError(
+            f"{folder} is mixed: {run.folder} was run with another [{section}] than its {COMPARISON} says; "
+            "move the run that does not belong there into a folder of its own."
+        )
+
+
+def differing_section(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The section in which two recipes are not of one comparison, or "".
+
+    Keys that only one of them has do not count: a later version added them, and their default is what the other had.
+
+    Args:
+        one: A recipe in plain values.
+        other: Another.
+    """
     for section in _SHARED:
-        theirs = comparison.recipe.get(section)
-        if theirs is not None and section in run.recipe and run.recipe[section] != theirs:
-            raise StoreError(
-                f"{folder} is mixed: {run.folder} was run with another [{section}] than its {COMPARISON} says; "
-                "move the run that does not belong there into a folder of its own."
-            )
+        ours, theirs = one.get(section), other.get(section)
+        if not (isinstance(ours, Mapping) and isinstance(theirs, Mapping)):
+            continue
+        if any(ours[key] != theirs[key] for key in ours.keys() & theirs.keys()):
+            return section
+    return ""
+
+
+def _is_unfinished_comparison(folder: Path) -> bool:
+    return not _exists(folder / COMPARISON) and next(folder.glob(_RUNS), None) is not None
 
 
 def _exists(path: Path) -> bool:
@@ -276,22 +305,31 @@ def _damaged(path: Path, why: str, advice: str) -> StoreError:
 # Writing
 
 
-def refuse_overwriting(folder: Path, kind: str) -> None:
+def refuse_overwriting(folder: Path, kind: str, recipe: Mapping[str, Any] | None = None) -> None:
     """Refuse a folder whose contents the results of this work would damage; to be called before the work begins.
 
     Args:
         folder: Of a run or a comparison; it need not exist.
         kind: What will be written, `RESULTS` or `COMPARISON`.
+        recipe: Of a comparison, in plain values.
 
     Raises:
-        StoreError: It holds results that cannot be read, or those of the other kind.
+        StoreError: It holds results that cannot be read, those of the other kind, or a comparison of another recipe.
     """
-    if kind == RESULTS and _exists(folder / COMPARISON):
+    if kind == RESULTS and (_exists(folder / COMPARISON) or _is_unfinished_comparison(folder)):
         raise StoreError(f"{folder} holds a comparison, and a run would mix with it: choose another folder.")
     if kind == COMPARISON and _exists(folder / RESULTS):
         raise StoreError(f"{folder} holds a run, and a comparison would mix with it: choose another folder.")
-    if _exists(folder / kind):
-        load_results(folder) if kind == RESULTS else read_comparison(folder)
+    if not _exists(folder / kind):
+        return
+    if kind == RESULTS:
+        load_results(folder)
+        return
+    section = differing_section(read_comparison(folder).recipe, recipe or {})
+    if section:
+        raise StoreError(
+            f"{folder} holds a comparison of another recipe (it differs in [{section}]): choose another folder."
+        )
 
 
 def write_results(folder: Path, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,7 +356,7 @@ def write_results(folder: Path, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _findings(results: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in results.items() if key not in _MADE_BY}
+    return {key: results.get(key) for key in _FINDINGS}
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> dict[str, Any]:
@@ -331,7 +369,7 @@ def write_comparison(folder: Path, comparison: Comparison) -> dict[str, Any]:
     Raises:
         StoreError: What lies there cannot be read, so that it is not overwritten.
     """
-    refuse_overwriting(folder, COMPARISON)
+    refuse_overwriting(folder, COMPARISON, comparison.recipe)
     content = comparison.to_dict()
     write_json(folder / COMPARISON, content)
     return content

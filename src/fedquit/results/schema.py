@@ -8,7 +8,7 @@ optional: older results lack some, and what this version does not know is kept a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,9 @@ COSTS: Mapping[str, CostKind] = {
 }
 
 
+WORDS = ("holdout_verdict", "exposed_against", "leakage_against")  # fields of a row that hold a word, where they are
+
+
 def number(value: object) -> float | None:
     """A finite number, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -173,16 +176,25 @@ def fault_of_row(row: object) -> str:
     """What keeps a row from being read, in words; "" for a row that can be read."""
     if not isinstance(row, dict):
         return "is not an object"
+    return next(_faults_of_row(row), "")
+
+
+def _faults_of_row(row: Row) -> Iterator[str]:
     for key, kind in REQUIRED.items():
         if not isinstance(row.get(key), kind):
-            return f"has no usable {key}"
+            yield f"has no usable {key}"
+            return
+    if not all(isinstance(client, int) for client in row["clients"]):
+        yield "has no usable clients"
+    for key in WORDS:
+        if not isinstance(row.get(key), str | None):
+            yield f"has no usable {key}"
     if not any(key in row for key in ACCURACIES):
-        return f"has no measure: none of {', '.join(ACCURACIES)}"
+        yield f"has no measure: none of {', '.join(ACCURACIES)}"
     for key in COMPARED:
         percentage = number(row.get(key))
         if percentage is not None and not -1e-9 <= percentage <= 100 + 1e-9:
-            return f"has {key} {percentage:g}, which is not a percentage"
-    return ""
+            yield f"has {key} {percentage:g}, which is not a percentage"
 
 
 def fault_of_results(results: Mapping[str, Any]) -> str:

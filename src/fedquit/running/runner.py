@@ -44,7 +44,7 @@ from fedquit.utils.version import code_version
 
 log = logging.getLogger(__name__)
 EVENTS_SCHEMA = 2  # raise it whenever what a second event finds would be another thing
-FLOOR_SEED = 1_000_003  # added to a seed for the second Retrain
+SPREAD_SEED_OFFSET = 1_000_003  # added to a seed for the second Retrain
 
 
 def run(
@@ -82,9 +82,9 @@ def say_engine(setup: Setup) -> None:
 
 
 def retrain_again(recipe: Recipe, cache: Path, *, reporter: Reporter | None = None) -> Row:
-    """Retrain for the recipe's first request with another seed: how far two Retrains differ is the noise floor."""
-    other = dataclasses.replace(recipe, seed=recipe.seed + FLOOR_SEED)
-    again = retrained(other, cache, reporter or Silent(), "Retrain again: the noise floor")
+    """Retrain for the recipe's first request with another seed: how far two Retrains lie apart is their spread."""
+    other = dataclasses.replace(recipe, seed=recipe.seed + SPREAD_SEED_OFFSET)
+    again = retrained(other, cache, reporter or Silent(), "Retrain with another seed, for the spread")
     reference = retrained(recipe, cache, Silent())
     evaluation = evaluation_of(build_setup(recipe))
     row = RowMaker(evaluation, recipe, 0, _request(recipe.request[0]))
@@ -121,6 +121,8 @@ def _claim(out: Path, setup: Setup) -> None:
         write_json(path, mine)
         return
     theirs = read_json(path)
+    if not isinstance(theirs, dict):
+        raise StoreError(f"{path} is damaged (it is not an object): restore it from a backup, or choose another --out.")
     differing = sorted(_differences(theirs.get("recipe"), mine["recipe"]))
     if differing:
         raise StoreError(

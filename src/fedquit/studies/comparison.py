@@ -108,7 +108,7 @@ def compare(
         The lines of the table, and the outcome of each run.
     """
     _check(recipe, seeds, references, jobs)
-    refuse_overwriting(out, COMPARISON)
+    refuse_overwriting(out, COMPARISON, recipe.to_dict())
     cache = cache or out / "cache"
     variants = {name: _variant(recipe, name) for name in methods}
     setup = build_setup(recipe)

@@ -171,7 +171,7 @@ def gathered(
         models: how many other seeds.
         out: the folder for the runs, one below it for each seed.
         cache: the folder of trained federations.
-        reporter: told about the progress.
+        reporter: receives the progress.
         attached: methods that watch the training beside the recipe's own.
 
     Raises:

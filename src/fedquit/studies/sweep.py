@@ -130,7 +130,7 @@ def sweep_rates(
         rounds: of recovery, the same for each rate.
         out: the folder for the runs, one below it for each rate.
         cache: the folder of trained federations; by default `out / "cache"`.
-        reporter: told about the progress.
+        reporter: receives the progress.
 
     Returns:
         The results of every rate, and the one to take.
