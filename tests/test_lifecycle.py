@@ -24,6 +24,7 @@ from fedquit.errors import (
     InputError,
     NoExamplesError,
     NonFiniteError,
+    RepliesDifferError,
     RequestError,
     StoreError,
     UnreachableError,
@@ -186,6 +187,7 @@ REASONS: list[FedquitError] = [
     NoExamplesError("nobody has an example"),
     NonFiniteError("NaN"),
     UnusableModelError("a part of a model"),
+    RepliesDifferError("one of them sent a part"),
 ]
 ERRORS: list[Exception] = [
     TypeError("f() takes 1 positional argument"),
@@ -294,6 +296,9 @@ def test_who_comes_back_finds_nothing_under_its_name_in_any_memory(name: str, tm
     setup = build_setup(tiny(method={"name": name}, train={"rounds": 2}))
     simulation = Simulation(setup, tmp_path)
     simulation.train(2)
+    assert simulation.memories is not None
+    simulation.memories.server.close()
+    simulation.memories.server["another/sum/1"] = {"w": torch.zeros(1)}  # of a method that watched beside it
     request = Request((1,))
     unlearned = simulation.unlearn(request, simulation.data.mark(request))
     recovery = simulation.recovery(unlearned)
@@ -401,15 +406,23 @@ def test_the_same_steps_again_lead_to_the_same_model_without_any_work(tmp_path: 
         progress = next(progress for progress in recovery.rounds if progress.state.round == 1)
         simulation.erase(unlearned, progress, recovery.memories)
         simulation.join([2], anew=True, rounds=2)
+        simulation.train(2)
         return simulation
 
     first = lived()
+    remembered = contents(first)
     count = len(replies)
-    assert count == 3 * 4 + 3 + 2 * 4
+    assert count == 3 * 4 + 3 + (2 + 2) * 4
     second = lived()
     assert len(replies) == count, "everything was on disk"
     assert fingerprint(second.state.params) == fingerprint(first.state.params)
     assert second.life == first.life
+    assert contents(second) == remembered
+
+
+def contents(simulation: Simulation) -> dict[str, str]:
+    assert simulation.memories is not None
+    return {key: fingerprint(params) for memory in simulation.memories.own for key, params in memory.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -258,6 +258,56 @@ def test_the_state_on_disk_keeps_its_versions_until_another_is_stored(tmp_path: 
     assert len(files_in(tmp_path)) == 1
 
 
+def test_what_goes_to_disk_for_want_of_room_does_not_pile_up_between_two_states(tmp_path: Path) -> None:
+    memory = DiskMemory(tmp_path, bounds=Bounds(device=0, host=0, waiting=10**6, small=16))
+    for number in rounds(memory, 0, 2):
+        memory["sum"] = entry(number, 40)
+    memory.move(2 * ROUND)
+    memory.flush()  # the state of round 2 is stored
+    memory.settle()
+    for number in rounds(memory, 2, 9):
+        memory["sum"] = entry(number, 40)
+        assert len(files_in(tmp_path)) <= 3, "of the state on disk, of the last round and of this one"
+    again = DiskMemory(tmp_path)  # killed before another state was stored
+    again.move(2 * ROUND)
+    again.discard()
+    assert float(again["sum"]["w"][0]) == 1.0
+
+
+def test_what_has_been_written_in_the_background_leaves_the_ram_while_more_is_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = DiskMemory(tmp_path, bounds=Bounds(device=10**6, host=10**6, waiting=320, small=16))
+    hand_over = DiskMemory._hand_over
+    waiting: list[int] = []
+
+    def spied(self: DiskMemory, key: str, version: Any) -> None:
+        hand_over(self, key, version)
+        versions = [v for versions in self._versions.values() for v in versions]
+        waiting.append(sum(v.size for v in versions if v.pending is not None))
+
+    monkeypatch.setattr(DiskMemory, "_hand_over", spied)
+    memory.move(0)
+    for number in range(20):
+        memory[f"{number}"] = entry(number, 40)
+    memory.flush()
+    assert len(waiting) == 20
+    assert max(waiting) <= 320 + nbytes(entry(0, 40))
+
+
+def test_what_was_deleted_before_it_was_ever_written_stays_deleted(tmp_path: Path) -> None:
+    memory = DiskMemory(tmp_path, bounds=LARGE)
+    memory.move(0)
+    memory["k"] = entry(1.0, 40)
+    memory.move(1)
+    del memory["k"]
+    memory.flush()
+    memory.flush()  # as for each reply that is stored
+    assert files_in(tmp_path) == []
+    memory.move(ROUND)
+    assert "k" not in memory
+
+
 def test_what_waits_for_the_background_writer_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = []
     write = files.write_atomic

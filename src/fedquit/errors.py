@@ -3,7 +3,8 @@
 
 FedquitError                 the command line prints its one sentence and exits with 2
 ├── InputError (ValueError)  data, labels, logits, shapes or numbers that cannot be used
-│   └── NoExamplesError      a mean over clients of which none has an example
+│   ├── NoExamplesError      a mean over clients of which none has an example
+│   └── RepliesDifferError    replies with other tensors than each other, which cannot be averaged
 ├── UnknownNameError         a method, teacher, key, … that does not exist; names the nearest one that does
 ├── RequestError             an erasure request that cannot be served as it stands
 │   └── AbsentClientError    a method asks a client that takes no part: the method's fault, not the request's
@@ -27,6 +28,10 @@ class InputError(FedquitError, ValueError):
 
 class NoExamplesError(InputError):
     """A mean over clients of which none has an example."""
+
+
+class RepliesDifferError(InputError):
+    """Replies with other tensors than each other: clients may send what they like."""
 
 
 class UnknownNameError(FedquitError, ValueError):

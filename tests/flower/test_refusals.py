@@ -281,6 +281,19 @@ def test_too_few_replies_repeat_the_round_and_then_stop_with_a_sentence(make: Ma
     assert again.serve(again.config(min_replies=2)).rounds == 2
 
 
+def test_leaving_clients_whose_replies_cannot_be_averaged_are_served_by_the_fallback(make: MakeWorld) -> None:
+    """PGA's reply may be a part of the model, so that one alone is accepted; the mean of a part and a whole is none."""
+    setup = make()
+    config = setup.config(method={"name": "pga"}, together=True)
+    setup.serve(config)
+    setup.node_of(1).spoil = changed(lambda params: dict(list(params.items())[:1]))
+    setup.outbox(1).file()
+    setup.outbox(2).file()
+    outcome = setup.serve(config)
+    assert [e.status for e in outcome.erasures] == ["done", "done"]
+    assert any(e.fallback and "has other parameters than expected" in e.reason for e in outcome.erasures)
+
+
 def test_a_recovery_round_with_too_few_replies_is_not_repeated_for_ever(make: MakeWorld) -> None:
     setup = make()
     setup.serve(setup.config())

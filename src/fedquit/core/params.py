@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedquit.core.types import Params, Reply
-from fedquit.errors import InputError, NoExamplesError, NonFiniteError
+from fedquit.errors import InputError, NoExamplesError, NonFiniteError, RepliesDifferError
 
 
 def mean(replies: Iterable[Reply]) -> Params:
@@ -20,7 +20,7 @@ def mean(replies: Iterable[Reply]) -> Params:
 
     Raises:
         NoExamplesError: if no reply has any example behind it.
-        InputError: if the replies do not have the same tensors.
+        RepliesDifferError: if the replies do not have the same tensors.
     """
     total: Params = {}
     weight = 0
@@ -28,13 +28,20 @@ def mean(replies: Iterable[Reply]) -> Params:
         if not total:
             total = {n: p * reply.examples for n, p in reply.params.items()}
         else:
-            require_same_shapes(reply.params, total, f"the reply of client {reply.client}")
+            _require_same_tensors(reply, total)
             tensors = [reply.params[n] for n in total]
             torch._foreach_add_(list(total.values()), torch._foreach_mul(tensors, reply.examples))
         weight += reply.examples
     if weight == 0:
         raise NoExamplesError("no client that was asked has any data: there is nothing to average.")
     return {n: p / weight for n, p in total.items()}
+
+
+def _require_same_tensors(reply: Reply, like: Params) -> None:
+    try:
+        require_same_shapes(reply.params, like, f"the reply of client {reply.client}")
+    except InputError as error:
+        raise RepliesDifferError(str(error)) from error
 
 
 def mix(a: Params, b: Params, weight: float) -> Params:

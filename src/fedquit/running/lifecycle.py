@@ -48,6 +48,7 @@ from fedquit.errors import (
     InputError,
     NoExamplesError,
     NonFiniteError,
+    RepliesDifferError,
     RequestError,
     UnreachableError,
 )
@@ -82,6 +83,7 @@ FALLBACK_REASONS: tuple[type[FedquitError], ...] = (
     UnreachableError,  # a client that leaves did not answer by its deadline, or gave no answer that can be used
     RequestError,  # the method refuses the request
     NoExamplesError,  # the clients that leave have no example to unlearn with
+    RepliesDifferError,  # clients that leave together sent what cannot be averaged
     NonFiniteError,  # the model after a round of unlearning holds NaN or infinity
     UnusableModelError,  # or is not a whole one: a client may send what it likes
 )

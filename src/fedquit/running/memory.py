@@ -117,6 +117,7 @@ class DiskMemory(MutableMapping[str, Params]):
         self.bounds = bounds
         self.place = END
         self._round = -1  # the place where the round began
+        self._settled = -1  # the place of the state that is on disk; -1: unknown
         self._fresh: set[str] = set()  # written at this place by this attempt
         self._overwritten: set[str] = set()  # keys that were written more than once: no history
         self._dirty: dict[tuple[str, int], _Version] = {}
@@ -154,9 +155,10 @@ class DiskMemory(MutableMapping[str, Params]):
         if self.place == self._round:
             return
         last_round, self._round = self._round, self.place
-        for key in {key for key, _ in self._dirty}:
+        for key in [key for key, versions in self._versions.items() if len(versions) > 1]:
             for version in self._superseded(key):
-                if version.dirty or not version.suffix:
+                is_later = 0 <= self._settled <= version.place  # than the state on disk: a resumed run would discard it
+                if version.dirty or not version.suffix or is_later:
                     self._remove(key, version)
                 else:  # the state on disk may need it
                     self._release(key, version)
@@ -182,6 +184,7 @@ class DiskMemory(MutableMapping[str, Params]):
 
     def settle(self) -> None:
         """Delete versions that no place from here on can see. The state of this place must be on disk."""
+        self._settled = self.place
         for key in list(self._versions):
             for version in self._superseded(key):
                 self._remove(key, version)
@@ -313,6 +316,8 @@ class DiskMemory(MutableMapping[str, Params]):
         """Bring a version to disk, by the background writer where it is large."""
         assert self.bounds is not None
         if version.deleted and not self._hides_something(key, version):
+            for older in [v for v in self._versions[key] if v.place < version.place]:
+                self._remove(key, older)  # or the next flush would take it for the newest
             self._stored(key, version)
         elif version.deleted or version.size <= self.bounds.small:
             self._store_now(key, version)
@@ -345,6 +350,14 @@ class DiskMemory(MutableMapping[str, Params]):
         version.params = on_host(version.params)
         self._path(key, version, "gone").unlink(missing_ok=True)
         version.pending = self._writer.submit(self._path(key, version), version.params, version.size)
+        self._release_written()
+
+    def _release_written(self) -> None:
+        """Let go of what the background writer has brought to disk; errors wait for `_collect`."""
+        for (key, _), version in list(self._dirty.items()):
+            pending = version.pending
+            if pending is not None and pending.done() and not pending.cancelled() and pending.exception() is None:
+                self._finish(key, version)
 
     def _collect(self) -> None:
         """Take note of what the background writer has done; raise what went wrong."""

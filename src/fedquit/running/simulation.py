@@ -106,6 +106,8 @@ class Simulation:
         """Train all members for so many rounds more; a phase that goes on goes on in its own files."""
         if self.life.phase.kind not in ("train", "join"):
             raise TransitionError(f"a federation in phase {self.life.phase.name!r} cannot train: end that phase first.")
+        if self.life.phase.kind == "join":  # the memories of that phase fit its own state file, and no other
+            return self._train(StateFile(self._event_folder / "joined.safetensors"), rounds, title)
         folder = self.folder / f"training-{self.life.phase.number}"
         if not self._has_memories:
             self.memories = Memories.open(folder, self.memories, self.setup.device)
@@ -232,7 +234,9 @@ class Simulation:
         for memory in erased.own:
             memory.move(0)
         shelf = erased.of(self.method_name)
-        lifecycle.erase(self.life, self.setup.method, shelf, partial(_hide, shelf), partial(_hide, erased.clients))
+        lifecycle.erase(
+            self.life, self.setup.method, shelf, partial(_hide, erased.server), partial(_hide, erased.clients)
+        )
         for memory in erased.own:
             memory.close()
         self.memories = erased
