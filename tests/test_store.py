@@ -59,7 +59,7 @@ def test_a_damaged_checkpoint_is_refused_with_what_to_do(where: int, tmp_path: P
     content = bytearray(path.read_bytes())
     content[where] ^= 0xFF
     path.write_bytes(bytes(content))
-    with pytest.raises(StoreError, match=r"is damaged \(.*\): restore a backup, or run into another folder"):
+    with pytest.raises(StoreError, match=r"is damaged \(.*\): restore it from a backup, or run into another folder"):
         load_params(path)
 
 

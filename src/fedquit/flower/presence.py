@@ -87,7 +87,6 @@ class Presence:
         for node, body in self._query(list(asked), dict(asked)):
             client = asked[node]
             try:
-                examples = wire.examples_from_body(body)
                 pending, settled = wire.requests_from_body(body)
                 examples = wire.examples_from_body(body)
             except wire.InvalidMessage as error:
