@@ -37,7 +37,7 @@ from fedquit.running.lifecycle import STEPS, Life, Phase, PhaseKind, TransitionE
 from fedquit.running.membership import Membership
 from fedquit.running.runner import run
 from fedquit.running.setup import build_setup
-from fedquit.running.simulation import Simulation
+from fedquit.running.simulation import RecoveryRun, Simulation
 from fedquit.running.store import Memories
 from worlds import tiny
 
@@ -297,7 +297,7 @@ def test_who_comes_back_finds_nothing_under_its_name_in_any_memory(name: str, tm
     simulation = Simulation(setup, tmp_path)
     simulation.train(2)
     assert simulation.memories is not None
-    simulation.memories.server.close()
+    simulation.memories.close()
     simulation.memories.server["another/sum/1"] = {"w": torch.zeros(1)}  # of a method that watched beside it
     request = Request((1,))
     unlearned = simulation.unlearn(request, simulation.data.mark(request))
@@ -361,6 +361,22 @@ def test_recovery_never_reaches_the_forgotten_data(tmp_path: Path) -> None:
     assert {e["split"] for e in events if e["phase"] == "recover-0"} == {"retain"}
     with pytest.raises(TransitionError, match="asks for the forgotten data in its recovery"):
         run(tiny(request=request, method={"name": "worlds:Greedy", "split": "forget"}), tmp_path / "b")
+
+
+def test_recoveries_that_are_over_hold_nothing_in_ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Memories] = []
+    recovery = Simulation.recovery
+
+    def spy(self: Simulation, *arguments: Any) -> RecoveryRun:
+        started = recovery(self, *arguments)
+        opened.append(started.memories)
+        return started
+
+    monkeypatch.setattr(Simulation, "recovery", spy)
+    three = {"until": "retrained-mean-of-3", "max_rounds": 1}
+    run(tiny(method={"name": "pga"}, recover=three), tmp_path / "a")
+    assert len(opened) == 3
+    assert all(memory._bytes == {"device": 0, "host": 0} for memories in opened for memory in memories.own)
 
 
 def test_a_run_of_several_events_that_another_version_began_is_refused(tmp_path: Path) -> None:

@@ -507,6 +507,11 @@ class Memories:
         """The server's memory and the clients'."""
         return self.server, self.clients
 
+    def close(self) -> None:
+        """The phase is over: both are on disk, and hold nothing in RAM."""
+        for memory in self.own:
+            memory.close()
+
     def of(self, method: str) -> Memory:
         """What the server keeps for one method: methods that watch the same training do not see each other's."""
         return PrefixedMemory(self.server, f"{method}/")
@@ -541,8 +546,8 @@ class Memories:
             device: where what is read goes; that of `before`, where it is given.
             bounds: how much of each may stay in RAM; `Bounds.of(device)` unless given.
         """
-        for earlier in before.own if before else ():
-            earlier.close()
+        if before:
+            before.close()
         device = before.server.device if before else device
         bounds = bounds or (before.server.bounds if before else None) or Bounds.of(device)
         return cls(

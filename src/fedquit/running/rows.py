@@ -65,17 +65,17 @@ class Recovery:
     """One recovery, round by round, with the accuracies so far on disk.
 
     Attributes:
-        kept: The memories of server and clients during this recovery.
+        memories: What server and clients remember during this recovery.
         curve: A point for each round: `round`, `test_acc`, `forget_acc` (in percent) and the `bytes` so far.
         progress: Model and costs after the last round.
         test_accuracy: Of that model, in percent.
     """
 
-    def __init__(self, rounds: Iterator[Progress], evaluation: Evaluation, curve: Path, kept: Memories) -> None:
+    def __init__(self, rounds: Iterator[Progress], evaluation: Evaluation, curve: Path, memories: Memories) -> None:
         self._rounds = rounds
         self._evaluation = evaluation
         self._path = curve
-        self.kept = kept
+        self.memories = memories
         self.curve: list[Point] = read_json(curve) if curve.exists() else []
         self._record(next(rounds))
 

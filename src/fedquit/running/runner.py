@@ -245,6 +245,8 @@ class _RecipeRun:
         yield row(self.method_name, "unlearned", unlearned.progress) | price | against
 
         recoveries = self._recover(unlearned, evaluation, reference)
+        for recovery in recoveries:
+            recovery.memories.close()
         rows = []
         for recovery in recoveries:
             against = evaluation.against(before, recovery.state.params, reference)
@@ -256,7 +258,7 @@ class _RecipeRun:
         yield mean_of_recoveries(rows) | {"curve": mean_curve([r.curve for r in recoveries])} | relearned
         if retrained:
             yield from self._at_budgets(unlearned, row, retrained)
-        self.simulation.erase(unlearned, recoveries[0].progress, recoveries[0].kept)
+        self.simulation.erase(unlearned, recoveries[0].progress, recoveries[0].memories)
 
     def _retrained(self, data: FederatedData) -> Progress | None:
         """Retrain on what remains, where the recipe wants it."""

@@ -237,8 +237,7 @@ class Simulation:
         lifecycle.erase(
             self.life, self.setup.method, shelf, partial(_hide, erased.server), partial(_hide, erased.clients)
         )
-        for memory in erased.own:
-            memory.close()
+        erased.close()
         self.memories = erased
         self.progress = dataclasses.replace(progress, state=progress.state.settled())
         self._enter(self.life.resume_training())
