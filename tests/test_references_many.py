@@ -26,7 +26,7 @@ from fedquit.studies.many_models import (
     Phis,
     TruePositiveRate,
     TruePositiveRates,
-    compared,
+    compare_models,
     gathered,
 )
 from worlds import tiny
@@ -41,8 +41,8 @@ def models(shift: float, count: int = 12, examples: int = 60, unseen: float = 0.
 
 
 def test_models_that_never_differ_are_not_told_apart_and_others_are() -> None:
-    same = compared(models(0), models(0))
-    apart = compared(models(4), models(0))
+    same = compare_models(models(0), models(0))
+    apart = compare_models(models(4), models(0))
     assert same.ulira_accuracy == pytest.approx(0.5, abs=0.1)
     assert apart.ulira_accuracy > 0.9
     assert apart.klom > 1.5 * same.klom
@@ -78,7 +78,7 @@ def different(found: Evidence) -> dict[str, bool]:
 
 @pytest.mark.parametrize("count", [16, 64])
 def test_a_shift_of_one_sigma_is_a_difference_however_many_models_there_are(count: int) -> None:
-    found = compared(drawn(1.0, count, seed=1), drawn(0.0, count, seed=2))
+    found = compare_models(drawn(1.0, count, seed=1), drawn(0.0, count, seed=2))
     # with halves of 8 models, the worst twentieth of the examples is wholly apart for Retrain as well
     blind = {"klom_p95"} if count == 16 else set()
     assert {name for name, is_one in different(found).items() if not is_one} == blind
@@ -88,7 +88,7 @@ def test_a_shift_of_one_sigma_is_a_difference_however_many_models_there_are(coun
 
 @pytest.mark.parametrize("count", [16, 64])
 def test_models_like_retrain_are_no_difference_however_many_there_are(count: int) -> None:
-    found = compared(drawn(0.0, count, seed=3), drawn(0.0, count, seed=4))
+    found = compare_models(drawn(0.0, count, seed=3), drawn(0.0, count, seed=4))
     assert not any(different(found).values())
     assert found.halves is not None
     assert found.halves.klom.method == pytest.approx(found.halves.klom.retrain, rel=0.1)
@@ -98,14 +98,14 @@ def test_models_like_retrain_are_no_difference_however_many_there_are(count: int
 
 def test_chance_alone_is_seldom_called_a_difference() -> None:
     pairs = [(drawn(0.0, 16, seed, examples=30), drawn(0.0, 16, seed + 100, examples=30)) for seed in range(10)]
-    calls = [different(compared(*pair)) for pair in pairs]
+    calls = [different(compare_models(*pair)) for pair in pairs]
     for name in MEASURES:
         assert sum(call[name] for call in calls) <= 1, name
 
 
 def test_halves_never_hold_the_same_seed_on_both_sides() -> None:
     oracle = drawn(0.0, 12, seed=5)
-    halves = compared(oracle, oracle).halves
+    halves = compare_models(oracle, oracle).halves
     assert halves is not None
     for name in MEASURES:
         half = getattr(halves, name)
@@ -113,18 +113,18 @@ def test_halves_never_hold_the_same_seed_on_both_sides() -> None:
 
 
 def test_fewer_than_six_models_are_not_halved() -> None:
-    assert compared(drawn(0.0, 5, seed=6), drawn(0.0, 5, seed=7)).halves is None
-    assert compared(drawn(0.0, 6, seed=6), drawn(0.0, 6, seed=7)).halves is not None
+    assert compare_models(drawn(0.0, 5, seed=6), drawn(0.0, 5, seed=7)).halves is None
+    assert compare_models(drawn(0.0, 6, seed=6), drawn(0.0, 6, seed=7)).halves is not None
 
 
 def test_evidence_survives_json() -> None:
     for count in (4, 6):
-        found = compared(drawn(0.0, count, seed=8), drawn(0.0, count, seed=9))
+        found = compare_models(drawn(0.0, count, seed=8), drawn(0.0, count, seed=9))
         assert build(Evidence, json.loads(json.dumps(dataclasses.asdict(found))), "evidence") == found
 
 
 def test_over_several_targets_the_means_are_judged(tmp_path: Path) -> None:
-    near, far = (compared(drawn(shift, 6, seed=10), drawn(0.0, 6, seed=11)) for shift in (0.0, 5.0))
+    near, far = (compare_models(drawn(shift, 6, seed=10), drawn(0.0, 6, seed=11)) for shift in (0.0, 5.0))
     few, many_enough = TruePositiveRate(0.1, 0.0, 0.4, enough=False), TruePositiveRate(0.5, 0.2, 0.8, enough=True)
     near = dataclasses.replace(near, lira_finds=TruePositiveRates(many_enough, few))
     far = dataclasses.replace(far, lira_finds=TruePositiveRates(many_enough, many_enough))
@@ -154,7 +154,7 @@ def test_over_several_targets_the_means_are_judged(tmp_path: Path) -> None:
 
 def test_a_model_that_is_surer_of_everything_is_not_taken_for_one_that_remembers() -> None:
     """RMIA compares with what the same model says about other people's data: LiRA does not."""
-    sharp = compared(models(2.0, unseen=2.0), models(0))
+    sharp = compare_models(models(2.0, unseen=2.0), models(0))
     assert sharp.rmia_auc == pytest.approx(0.5, abs=0.1)
 
 
@@ -163,7 +163,7 @@ def test_rmia_takes_the_test_set_as_its_population_under_the_attacked_model() ->
     population = expit(u.population[0]), expit(o.population[1:])
     members = rmia(expit(u.forget[0]), expit(o.forget[1:]), *population)
     outsiders = rmia(expit(u.outsiders[0]), expit(o.outsiders[1:]), *population)
-    found = compared(u, o)
+    found = compare_models(u, o)
     assert found.rmia_auc == auc(members, outsiders).value
     for at, fpr in ((found.rmia_finds.at_1, 0.01), (found.rmia_finds.at_tenth, 0.001)):
         expected = roc(members, outsiders).tpr_at(fpr)
@@ -171,7 +171,7 @@ def test_rmia_takes_the_test_set_as_its_population_under_the_attacked_model() ->
 
 
 def test_a_rate_that_the_outsiders_are_too_few_for_is_marked() -> None:
-    found = compared(models(1.0), models(0))
+    found = compare_models(models(1.0), models(0))
     for finds in (found.lira_finds, found.lira_finds_floor, found.rmia_finds, found.rmia_finds_floor):
         assert finds.at_1.enough, "200 outsiders make two false alarms"
         assert not finds.at_tenth.enough
@@ -183,12 +183,12 @@ def test_a_rate_that_the_outsiders_are_too_few_for_is_marked() -> None:
 def test_the_attacked_model_is_no_reference_of_its_own() -> None:
     oracle = models(0, count=4)
     first = Phis(*(part[:1].repeat(4, 0) for part in (oracle.forget, oracle.outsiders, oracle.population)))
-    found = compared(first, oracle)
+    found = compare_models(first, oracle)
     assert (found.rmia_auc, found.lira_auc) == (found.rmia_auc_floor, found.lira_auc_floor)
     changed = Phis(oracle.forget.copy(), oracle.outsiders.copy(), oracle.population.copy())
     for part, by in ((changed.forget, 50), (changed.outsiders, -20), (changed.population, 30)):
         part[0] += by
-    again = compared(first, changed)
+    again = compare_models(first, changed)
     assert (again.rmia_auc, again.lira_auc) == (found.rmia_auc, found.lira_auc)
 
 

@@ -107,7 +107,7 @@ def test_every_figure_of_one_run_tells_its_numbers(tmp_path: Path) -> None:
     ]
     assert "At 1.2 % of Retrain’s bytes: forget 35.6 %, test 33.4 %." in told["Accuracy against communication"]
     assert (
-        "Recovered: 5.00 % (1.00 to 9.00) at 1 % false alarms and 0.20 % (0.00 to 1.00) at 0.1 %"
+        "Recovered: 5.00 % (1.00 to 9.00) at 1 % FPR and 0.20 % (0.00 to 1.00) at 0.1 %"
         in (told["Forget data against hold-out data"])
     )
     assert "Original: forget 0.650, test 0.950." in told["How uncertain the model is"]

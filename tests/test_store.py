@@ -29,7 +29,7 @@ from fedquit.running.store import (
     locked,
     save_params,
 )
-from fedquit.utils.files import append_line, read_json, write_atomic
+from fedquit.utils.files import append_line, read_json, read_json_rows, write_atomic
 from worlds import tiny
 
 
@@ -259,3 +259,14 @@ def test_lines_are_added_whole(tmp_path: Path) -> None:
     for i in range(3):
         append_line(tmp_path / "log", json.dumps({"i": i}))
     assert [json.loads(line)["i"] for line in (tmp_path / "log").read_text().splitlines()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("stored", ['{"round": 1}', "[1]", '[{"test_acc": 1.0}]', '[{"round": 1'])
+def test_a_damaged_curve_is_one_sentence(stored: str, tmp_path: Path) -> None:
+    path = tmp_path / "recovery.json"
+    assert read_json_rows(path, "round") == []
+    path.write_text('[{"round": 1}]')
+    assert read_json_rows(path, "round") == [{"round": 1}]
+    path.write_text(stored)
+    with pytest.raises(StoreError, match="restore it from a copy, or move it away"):
+        read_json_rows(path, "round")

@@ -22,7 +22,7 @@ def test_of_the_rates_that_leave_no_trace_the_most_useful_is_taken() -> None:
     found = choose(REMEMBERED, [candidate(*rate) for rate in rates])
     assert found.chosen is not None
     assert found.chosen.lr == 1e-4
-    assert [c.verdict for c in found.candidates] == ["remembered", "no trace", "no trace", "worse than unseen"]
+    assert [c.verdict for c in found.candidates] == ["remembered", "no trace", "no trace", "over-unlearned"]
 
 
 def test_where_every_rate_leaves_a_trace_the_faintest_is_taken() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedquit.bench import attached
-from fedquit.bench.attached import BARE, WATCHED, WITH_HISTORY, compared, watching_methods
+from fedquit.bench.attached import BARE, WATCHED, WITH_HISTORY, compare_trainings, watching_methods
 from fedquit.bench.measure import Figure
 from fedquit.bench.settings import digits
 from fedquit.errors import InputError
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def figures(folder: Path) -> dict[str, Figure]:
-    return {figure.name: figure for figure in compared(digits(), ROUNDS, folder)}
+    return {figure.name: figure for figure in compare_trainings(digits(), ROUNDS, folder)}
 
 
 def test_every_method_that_watches_is_attached_and_keeps_what_it_needs(
@@ -56,4 +56,4 @@ def test_a_ratio_is_that_of_two_rounds_in_the_same_turn(figures: dict[str, Figur
 
 def test_too_few_rounds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least 4 rounds"):
-        compared(digits(), 3, tmp_path)
+        compare_trainings(digits(), 3, tmp_path)

@@ -81,7 +81,7 @@ def test_every_way_learns_and_the_figures_are_those_of_the_turns(
     assert [n for n in ways if not n.startswith("plain loop")] == ["sequential engine", "auto engine (stacked)"]
     clock = iter(range(1_000_000))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))  # every round takes a second
-    figures = rounds.compared(small, ways, turns=2, rounds=3, warm_up=1)
+    figures = rounds.compare_ways(small, ways, turns=2, rounds=3, warm_up=1)
     took = [f for f in figures if f.unit == "s a round"]
     assert [f.repeats for f in took] == [(2.0, 2.0)] * len(ways), "twice as much work in the real setting"
     assert all(f.repeats == (1.0, 1.0) for f in figures if f.unit == "x")
@@ -129,7 +129,9 @@ def test_a_round_that_takes_longer_than_it_may_is_a_failure(small: Setting, monk
     clock = iter(range(1_000_000))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))  # every round takes a second
     hurried = replace(small, whole=1.0, limit=0.9, first_limit=1.1)
-    judged = {f.name: f.kept for f in rounds.compared(hurried, rounds.own_ways(hurried), 1, 1, 1) if f.unit[0] == "s"}
+    judged = {
+        f.name: f.kept for f in rounds.compare_ways(hurried, rounds.own_ways(hurried), 1, 1, 1) if f.unit[0] == "s"
+    }
     assert judged["small: auto engine (stacked)"] is False
     assert judged["small: the first round, auto engine"] is True
     assert judged["small: sequential engine"] is None, "the limits are the auto engine's"

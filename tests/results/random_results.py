@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fedquit.results.comparison import Comparison, Outcome, Target, compared, members
+from fedquit.results.comparison import Comparison, Outcome, Target, build_comparison, members
 from fedquit.results.folders import write_comparison, write_results
 from fedquit.results.schema import COMPARED
 
@@ -134,7 +134,7 @@ def write_study(study: Study, out: Path) -> Comparison:
         if not outcome.failure:
             write_results(placed.folder, run_results(outcome))
     recipe = {"title": "Random", "seed": 0}
-    comparison = compared(recipe, {"version": "0"}, study.methods, outcomes, study.retrain_again, out)
+    comparison = build_comparison(recipe, {"version": "0"}, study.methods, outcomes, study.retrain_again, out)
     write_comparison(out, comparison)
     return comparison
 

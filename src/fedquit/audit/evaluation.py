@@ -235,7 +235,7 @@ def _against_holdout(forget: Scores, holdout: Scores) -> dict[str, Any]:
 
 
 def _exposure(forget: Scores, null: Scores, against: str) -> dict[str, Any]:
-    """How well phi tells the forget data from data that never trained, where it counts: at few false alarms."""
+    """How well phi tells the forget data from data that never trained, and how well at a low FPR."""
     curve = roc(forget.phi, null.phi)
     measures = {"exposed_against": against} | _rates("tpr", map(curve.tpr_at, FPRS))
     tpr = [float(curve.tpr[int(np.searchsorted(curve.fpr, f, side="right")) - 1]) for f in POINTS]

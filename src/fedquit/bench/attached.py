@@ -105,7 +105,7 @@ def training(
     return Attached(memories, progress, setting.device)
 
 
-def compared(setting: Setting, rounds: int, folder: Path) -> list[Figure]:
+def compare_trainings(setting: Setting, rounds: int, folder: Path) -> list[Figure]:
     """Train three times, in turns.
 
     Args:
@@ -187,5 +187,5 @@ def measured(device: str = "cpu", *, rounds: int = 0, steps: int = 10, folder: P
     where = machine(at)
     setting = chosen_setting(at, steps)
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        figures = compared(setting, rounds or (20 if at.type == "cuda" else 6), Path(work))
+        figures = compare_trainings(setting, rounds or (20 if at.type == "cuda" else 6), Path(work))
     return Bench("Methods that watch a training", figures, where)

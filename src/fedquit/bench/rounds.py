@@ -76,8 +76,8 @@ def _figures(
     setting = SETTINGS[name](device, steps)
     ways = {**own_ways(setting), **{n: PEERS[n].build(setting) for n in peers}}
     if name == "digits":
-        return compared(setting, ways, turns, rounds, WARM_UP)
-    return compared(setting, ways, min(turns, 3), 1, 2 if device.type == "cuda" else 1)
+        return compare_ways(setting, ways, turns, rounds, WARM_UP)
+    return compare_ways(setting, ways, min(turns, 3), 1, 2 if device.type == "cuda" else 1)
 
 
 def own_ways(setting: Setting) -> dict[str, Way]:
@@ -94,7 +94,7 @@ def own_ways(setting: Setting) -> dict[str, Way]:
     return ways
 
 
-def compared(setting: Setting, ways: Mapping[str, Way], turns: int, rounds: int, warm_up: int) -> list[Figure]:
+def compare_ways(setting: Setting, ways: Mapping[str, Way], turns: int, rounds: int, warm_up: int) -> list[Figure]:
     """Seconds a round, how many times the best plain loop's speed, and that all learn alike."""
     first = {name: way.rounds(warm_up)[0] for name, way in ways.items()}  # as many for all, so that all learn as much
     took: dict[str, list[float]] = {name: [] for name in ways}

@@ -326,7 +326,7 @@ def _print_references(lines: Sequence[MethodSummary]) -> None:
     screen.print(table)
     if any("halves" in line.references for line in known):
         screen.print("KLoM, F, epsilon: (the method/Retrain with half the models, ≈ where that is no difference).")
-    screen.print("U-LiRA, LiRA, RMIA: found at 1 % false alarms; U-LiRA right: 50 % cannot tell; F: 1 is alike.")
+    screen.print("U-LiRA, LiRA, RMIA: TPR at 1 % FPR; U-LiRA right: 50 % cannot tell; F: 1 is alike.")
 
 
 def _of_retrain(references: Mapping[str, Any], name: str, form: str) -> str:
@@ -340,7 +340,7 @@ def _of_retrain(references: Mapping[str, Any], name: str, form: str) -> str:
 
 
 def _value(measured: float | Mapping[str, Any]) -> float:
-    """A number, or the share found at 1 % false alarms."""
+    """A number, or the TPR at 1 % FPR."""
     return float(measured["at_1"]["value"]) if isinstance(measured, Mapping) else measured
 
 

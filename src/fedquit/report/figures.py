@@ -174,12 +174,12 @@ def _within_budgets(request: RequestRows, points: Sequence[tuple[float, Mapping[
     words = []
     for budget in BUDGETS:
         ended = request.budgets.get(budget / 100)
-        inside = [p for x, p in points if x <= budget]
         if ended is not None:
             reached = _both(ended.row("recovered")) if quantities.affordable(ended) else OUT_OF_REACH
             words.append(f"{budget}{NBSP}%: {reached}")
         elif budget <= last:
-            words.append(f"{budget}{NBSP}%: {_both(inside[-1]) if inside else OUT_OF_REACH}")
+            point = quantities.last_within(request, budget / 100)
+            words.append(f"{budget}{NBSP}%: {OUT_OF_REACH if point is None else _both(point)}")
     if not words:
         return f"The recovery was over at {share(last)} of Retrain’s bytes, before the smallest budget."
     over = f"; it was over at {share(last)}" if not request.budgets and last < BUDGETS[-1] else ""
@@ -219,15 +219,15 @@ def roc(request: RequestRows, name: str) -> Drawn | None:
 
     words = []
     for phase in known:
-        rates = (f"{_tpr(request, phase, fpr)} at {100 * fpr:g}{NBSP}% false alarms" for fpr in FPRS)
+        rates = (f"{_tpr(request, phase, fpr)} at {100 * fpr:g}{NBSP}% FPR" for fpr in FPRS)
         words.append(f"{PHASES[phase]}: {' and '.join(rates)}.")
     scarce = [p for p in known if request.row(p).get("tpr_at_0.001_enough") is False]
     warning = f" Too few {other} samples to say much at 0.1{NBSP}%." if scarce else ""
-    caption = f"Found at 1{NBSP}% and 0.1{NBSP}% false alarms, with 95{NBSP}% intervals, in the table below.{warning}"
+    caption = f"TPR at 1{NBSP}% and 0.1{NBSP}% FPR, with 95{NBSP}% intervals, in the table below.{warning}"
     return Drawn(
         f"Forget data against {other} data",
         draw(name, paint, height=4.2),
-        f"ROC on log axes: forget data found by false alarms on {other} data. {' '.join(words)}{warning}",
+        f"ROC on log axes: forget data found, by false positives among {other} data. {' '.join(words)}{warning}",
         caption if request.over == 1 else f"Mean over {request.over} requests.{warning}",
     )
 

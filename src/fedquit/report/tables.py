@@ -213,8 +213,8 @@ def _marked(summary: MethodSummary, key: str, gap: float | None, notes: tuple[st
 
 
 _EXPOSURE = {
-    "tpr_at_0.01": f"Found at 1{NBSP}% false alarms",
-    "tpr_at_0.001": f"Found at 0.1{NBSP}% false alarms",
+    "tpr_at_0.01": f"TPR at 1{NBSP}% FPR (%)",
+    "tpr_at_0.001": f"TPR at 0.1{NBSP}% FPR (%)",
     "auc": MEASURES["auc"].label,
     "mia_song_svc": MEASURES["mia_song_svc"].label,
     "mia_yeom": MEASURES["mia_yeom"].label,
@@ -233,7 +233,7 @@ def exposure(request: RequestRows) -> Table | None:
             lines.append(Line(title, [_exposed(request, phase, key) for key in shown]))
     scarce = any(request.row(phase).get(f"{key}_enough") is False for phase in PHASES for key in shown)
     several = request.over > 1
-    few = " Few: fewer samples than that rate of false alarms needs." if scarce else ""
+    few = " Few: fewer samples than that FPR needs." if scarce else ""
     backdoor = " Backdoor: test images of other classes that the planted trigger turns into its class."
     return Table(
         "What an attacker can tell",
@@ -308,8 +308,8 @@ def distances(groups: Sequence[MethodGroup]) -> Table | None:
         ),
         "JS divergence": _divergence,
         "Two snapshots, AUC": _leaked,
-        f"Two snapshots find at 1{NBSP}% (%)": lambda group: _leaked_at(group, 0.01),
-        f"Two snapshots find at 0.1{NBSP}% (%)": lambda group: _leaked_at(group, 0.001),
+        f"Two snapshots, TPR at 1{NBSP}% FPR (%)": lambda group: _leaked_at(group, 0.01),
+        f"Two snapshots, TPR at 0.1{NBSP}% FPR (%)": lambda group: _leaked_at(group, 0.001),
         relearning: _relearning,
     }
     columns = _filled({head: [make(group) for group in groups] for head, make in makers.items()})
@@ -378,7 +378,7 @@ def _leaked(group: MethodGroup) -> Cell:
 
 
 def _leaked_at(group: MethodGroup, rate: float) -> Cell:
-    """The share of the forgotten that both snapshots find together at a rate of false alarms."""
+    """The share of the forgotten that both snapshots find together at a false positive rate."""
     key = f"leakage_tpr_at_{rate:g}"
 
     def averaged(phase: str) -> dict[str, Any]:

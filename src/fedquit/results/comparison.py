@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -221,11 +221,7 @@ def requests_of(outcomes: Sequence[Outcome], retrain_again: RetrainAgain) -> dic
         retrain_again: By target and seed, the row of Retrain with another seed.
     """
     done = [outcome for outcome in outcomes if not outcome.failure]
-    own = {
-        outcome.place: quantities.spread_between(retrain_again[outcome.place], outcome.at("retrained"))
-        for outcome in done
-        if outcome.place in retrain_again
-    }
+    own = {outcome.place: sizes for outcome, sizes in _spreads_of(done, retrain_again)}
     keys = (*COMPARED, DISTANCE)
     means = {key: mean(sizes.get(key) for sizes in own.values()) for key in keys}
     overall = {key: size for key, size in means.items() if size is not None}
@@ -238,6 +234,13 @@ def requests_of(outcomes: Sequence[Outcome], retrain_again: RetrainAgain) -> dic
         spreads = Spreads(own=own.get(outcome.place, {}), overall=overall)
         by_method.setdefault(outcome.method, []).append(RequestRows(0, rows, spreads))
     return by_method
+
+
+def _spreads_of(done: Iterable[Outcome], retrain_again: RetrainAgain) -> Iterator[tuple[Outcome, Mapping[str, float]]]:
+    """For each outcome that has both Retrains, how far they lie apart."""
+    for outcome in done:
+        if outcome.place in retrain_again:
+            yield outcome, quantities.spread_between(retrain_again[outcome.place], outcome.at("retrained"))
 
 
 def _line_of_retrain_again(requests: Sequence[RequestRows]) -> MethodSummary:
@@ -253,7 +256,7 @@ def _line_of_retrain_again(requests: Sequence[RequestRows]) -> MethodSummary:
     )
 
 
-def compared(
+def build_comparison(
     recipe: Mapping[str, Any],
     code: Mapping[str, Any],
     methods: Sequence[str],
@@ -273,11 +276,9 @@ def compared(
     """
     table = compare_outcomes(outcomes, methods, retrain_again)
     done = [outcome for outcome in outcomes if not outcome.failure]
-    spreads: dict[str, Mapping[str, float]] = {}
-    for outcome in done:
-        if outcome.place in retrain_again:
-            place = outcome.folder.parent.relative_to(out).as_posix()
-            spreads[place] = quantities.spread_between(retrain_again[outcome.place], outcome.at("retrained"))
+    spreads = {
+        outcome.folder.parent.relative_to(out).as_posix(): sizes for outcome, sizes in _spreads_of(done, retrain_again)
+    }
     failed = [outcome for outcome in outcomes if outcome.failure]
     return Comparison(
         folder=out.resolve().name,

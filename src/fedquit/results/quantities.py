@@ -233,7 +233,23 @@ def affordable(ended: RequestRows) -> bool:
     """
     budget = ended.get("recovered", "budget")
     spent = ended.get("recovered", "budget_spent")
-    return budget is None or spent is None or spent <= budget + 1e-9
+    return budget is None or spent is None or pays_for(budget, spent)
+
+
+def pays_for(budget: float, spent: float) -> bool:
+    """Whether a budget covers what was spent, both as shares of Retrain's bytes."""
+    return spent <= budget + 1e-9
+
+
+def last_within(request: RequestRows, budget: float) -> Mapping[str, Any] | None:
+    """The last point of the recovery that a budget pays for, or None where it does not pay for the unlearning.
+
+    Args:
+        request: With the curve of its recovery.
+        budget: As a share of Retrain's bytes.
+    """
+    points = [point for percent, point in sent_share(request) if pays_for(budget, percent / 100)]
+    return points[-1] if points else None
 
 
 def at_budgets(requests: Sequence[RequestRows]) -> dict[float, list[RequestRows]]:

@@ -14,7 +14,7 @@ from fedquit.core.params import fingerprint
 from fedquit.running.recipe import Recipe
 from fedquit.running.session import Progress
 from fedquit.running.store import Memories
-from fedquit.utils.files import read_json, write_json
+from fedquit.utils.files import read_json_rows, write_json
 
 Row = dict[str, Any]
 Point = dict[str, float]
@@ -76,7 +76,7 @@ class Recovery:
         self._evaluation = evaluation
         self._path = curve
         self.memories = memories
-        self.curve: list[Point] = read_json(curve) if curve.exists() else []
+        self.curve: list[Point] = read_json_rows(curve, "round", "test_acc", "bytes")
         self._record(next(rounds))
 
     @property

@@ -39,7 +39,7 @@ from fedquit.running.setup import Setup, build_setup
 from fedquit.running.simulation import Simulation, UnlearnedRequest, joined
 from fedquit.running.store import locked, save_params
 from fedquit.running.training_cache import Attached, Reporter, Silent, train
-from fedquit.utils.files import append_line, read_json, write_json
+from fedquit.utils.files import append_line, read_json, read_json_rows, write_json
 from fedquit.utils.version import code_version
 
 log = logging.getLogger(__name__)
@@ -315,7 +315,7 @@ class _RecipeRun:
         Unlearning counts. Where it has cost more than a share by itself, the row has no rounds and says what was spent.
         """
         file = unlearned.folder / "budgets.json"
-        rows: list[Row] = read_json(file) if file.exists() else []
+        rows: list[Row] = read_json_rows(file, "phase", "budget", "budget_spent")
         yield from rows
         budgets = sorted(self.recipe.recover.budgets)[len(rows) :]
         if not budgets:

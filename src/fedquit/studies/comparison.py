@@ -17,7 +17,7 @@ import torch
 
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.methods import METHODS
-from fedquit.results.comparison import Key, Outcome, Target, compared, members, named
+from fedquit.results.comparison import Key, Outcome, Target, build_comparison, members, named
 from fedquit.results.folders import COMPARISON, refuse_overwriting, write_comparison
 from fedquit.results.summary import MethodSummary
 from fedquit.running.recipe import EventRecipe, Recipe, build
@@ -131,9 +131,9 @@ def compare(
     again = [Outcome(SPREAD, target, seed, out) for target, seed in places]
     spreads = {outcome.key: _job("again", recipe, outcome, cache) for outcome in again}
     answers = _carried_out(runs, spreads, overview, jobs or fitting_jobs(setup))
-    outcomes = [outcome if outcome.failure else _filled(outcome, answers[outcome.key]) for outcome in planned]
+    outcomes = [outcome if outcome.failure else _with_answer(outcome, answers[outcome.key]) for outcome in planned]
     rows = {outcome.place: answers[outcome.key]["row"] for outcome in again}
-    comparison = compared(recipe.to_dict(), code_version(), methods, outcomes, rows, out)
+    comparison = build_comparison(recipe.to_dict(), code_version(), methods, outcomes, rows, out)
     write_comparison(out, comparison)
     return list(comparison.table), outcomes
 
@@ -192,14 +192,14 @@ def _carried_out(
     if jobs == 1:
         for number, (key, job) in enumerate(every.items()):
             overview.runs(number, len(every), job["title"])
-            answers[key] = _sound(work(job, overview))
+            answers[key] = _checked(work(job, overview))
     else:
         overview.runs(0, len(every), f"{jobs} processes")
         threads = max(1, torch.get_num_threads() // jobs)
         with WorkerPool(WORK, jobs, lambda number: overview.lane(number + 1), threads) as pool:
             for stage in _stages(runs, spreads):
                 for key, answer in _staged(pool, stage):
-                    answers[key] = _sound(answer)
+                    answers[key] = _checked(answer)
                     overview.runs(len(answers), len(every), f"{every[key]['title']}: done")
     overview.runs(len(every), len(every), "done")
     return answers
@@ -225,7 +225,7 @@ def _staged(pool: WorkerPool, stage: Sequence[tuple[Key, Job]]) -> Iterator[tupl
             yield key, answer
 
 
-def _sound(answer: Answer) -> Answer:
+def _checked(answer: Answer) -> Answer:
     if "error" in answer:
         raise FedquitError(answer["error"])
     return answer
@@ -245,7 +245,7 @@ def work(job: Job, reporter: Reporter) -> Answer:
     recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, folder=job["data"]))
     cache = Path(job["cache"])
     if job["do"] == "run":
-        return _tried(recipe, job, cache, reporter)
+        return _run_job(recipe, job, cache, reporter)
     try:
         if job["do"] == "retrain":
             retrained(recipe, cache, reporter)
@@ -255,7 +255,7 @@ def work(job: Job, reporter: Reporter) -> Answer:
         return {"error": str(error)}
 
 
-def _tried(recipe: Recipe, job: Job, cache: Path, reporter: Reporter) -> Answer:
+def _run_job(recipe: Recipe, job: Job, cache: Path, reporter: Reporter) -> Answer:
     folder = Path(job["folder"])
     attached = {name: build(Recipe, variant, "recipe") for name, variant in job["attached"].items()}
     methods = {name: variant.build_method() for name, variant in attached.items()}
@@ -272,7 +272,7 @@ def _tried(recipe: Recipe, job: Job, cache: Path, reporter: Reporter) -> Answer:
     return answer
 
 
-def _filled(outcome: Outcome, answer: Answer) -> Outcome:
+def _with_answer(outcome: Outcome, answer: Answer) -> Outcome:
     if answer.get("failure"):
         return dataclasses.replace(outcome, failure=answer["failure"])
     return dataclasses.replace(outcome, rows=tuple(answer["rows"]), evidence=answer.get("evidence"))

@@ -194,7 +194,7 @@ def gathered(
         model, _ = load_params(out / f"reference-{number}" / "request-0" / "model.safetensors")
         unlearned.append(phi(model))
         oracle.append(phi(retrained(tried, cache, reporter).state.params))
-    return compared(_stacked(unlearned), _stacked(oracle))
+    return compare_models(_stacked(unlearned), _stacked(oracle))
 
 
 def _stacked(by_model: list[list[Floats]]) -> Phis:
@@ -202,7 +202,7 @@ def _stacked(by_model: list[list[Floats]]) -> Phis:
     return Phis(*(np.stack(scores) for scores in zip(*by_model, strict=True)))
 
 
-def compared(unlearned: Phis, oracle: Phis) -> Evidence:
+def compare_models(unlearned: Phis, oracle: Phis) -> Evidence:
     """Compute all measures between unlearned models and Retrains.
 
     Args:

@@ -21,7 +21,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedquit.audit.metrics.holdout import verdict_of
 from fedquit.errors import InputError
+from fedquit.results.intervals import Interval
 from fedquit.running.recipe import Recipe, RecoverRecipe
 from fedquit.running.rows import Row
 from fedquit.running.runner import run
@@ -74,10 +76,8 @@ class Candidate:
 
     @property
     def verdict(self) -> str:
-        """By the AUC's confidence interval: "remembered", "no trace" or "worse than unseen"."""
-        if self.auc_low > 0.5:
-            return "remembered"
-        return "worse than unseen" if self.auc_high < 0.5 else "no trace"
+        """By the AUC's confidence interval: "remembered", "no trace" or "over-unlearned"."""
+        return verdict_of(Interval(self.auc, self.auc_low, self.auc_high))
 
 
 @dataclass(frozen=True)

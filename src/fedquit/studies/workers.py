@@ -100,7 +100,9 @@ class _Worker:
                 return dict(message["answer"])
             getattr(self._reporter, message["report"])(*message["of"])
         self.close()
-        return WorkerLostError(f"the process at work on it ended with {process.returncode}: was its memory enough?")
+        return WorkerLostError(
+            f"the process at work on it ended with {process.returncode}: if memory ran out, take fewer --jobs."
+        )
 
     def _running(self) -> subprocess.Popen[str]:
         with self._lock:

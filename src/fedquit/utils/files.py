@@ -107,3 +107,23 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
         raise StoreError(
             f"cannot read {path} ({error}): restore it from a copy, or move it away and run the same command again."
         ) from error
+
+
+def read_json_rows(path: Path, *keys: str) -> list[dict[str, Any]]:
+    """Read a JSON list of objects; the list is empty where there is no file.
+
+    Args:
+        path: Of the file.
+        keys: What every object must have.
+
+    Raises:
+        StoreError: if the file is anything else.
+    """
+    if not path.exists():
+        return []
+    rows = read_json(path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= {*keys} for row in rows):
+        raise StoreError(
+            f"{path} is not what a run wrote: restore it from a copy, or move it away and run the same command again."
+        )
+    return rows

@@ -95,7 +95,7 @@ def each_named(noun: str, things: Sequence[object]) -> str:
     """Return a phrase such as "client 0", or "clients 0, 1 and 2"."""
     words = [str(thing) for thing in things]
     if not words:
-        return f"{noun}s none"
+        return f"no {noun}"
     if len(words) == 1:
         return f"{noun} {words[0]}"
     return f"{noun}s {', '.join(words[:-1])} and {words[-1]}"

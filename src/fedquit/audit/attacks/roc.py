@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How strong an attack is: its ROC, its AUC, and its true positives at few false alarms, each with an interval.
+"""How strong an attack is: its ROC, its AUC, and its TPR at a low FPR, each with an interval.
 
 An attack that is right about one person in a hundred and never wrong about others is a breach that averages hide:
 Carlini, Chien, Nasr, Song, Terzis, Tramèr: Membership Inference Attacks From First Principles (S&P 2022). So report the
@@ -25,7 +25,7 @@ FPRS = (0.01, 0.001)  # where the TPR is reported
 
 @dataclass(frozen=True)
 class TprAt:
-    """The share of members found with at most so many false alarms."""
+    """The share of members found at a false positive rate."""
 
     asked: float  # the FPR that was asked for
     tpr: Interval
@@ -44,7 +44,7 @@ class Roc:
     outsiders: int
 
     def tpr_at(self, fpr: float, confidence: float = 0.95) -> TprAt:
-        """The highest TPR with at most floor(fpr * outsiders) false alarms, with Clopper and Pearson's intervals.
+        """The highest TPR with at most floor(fpr * outsiders) false positives, with Clopper and Pearson's intervals.
 
         With fewer than 1/fpr outsiders not one false alarm is allowed. The number is then the TPR at no false alarm on
         these outsiders, `enough` is False, and `fpr.high` says how large the true FPR may still be.

@@ -40,7 +40,7 @@ METRICS: dict[str, Metric] = {
         "the same with a membership attack in place of the forget accuracy", tug_of_war.tug_of_war_mia
     ),
     "js_divergence": Metric("distance between two models' predictions, in nats from 0 to ln 2", js_divergence),
-    "roc": Metric("forget data found at 1 % and 0.1 % false alarms, with exact intervals", strength.roc),
+    "roc": Metric("TPR at 1 % and 0.1 % FPR, with exact intervals", strength.roc),
     "auc": Metric("the chance that forget data scores higher than data never seen, with its interval", strength.auc),
     "holdout_null": Metric("forget data against the same client's hold-out; needs no Retrain", holdout.holdout_null),
     "entropy_ks": Metric(

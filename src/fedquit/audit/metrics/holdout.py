@@ -25,21 +25,30 @@ class HoldoutNull:
     """What tells the forget data from the hold-out."""
 
     auc: Interval  # the chance that phi is higher on forget than on hold-out data
-    tpr: TprAt  # forget examples found at 1 % false alarms
+    tpr: TprAt  # at 1 % FPR
     entropy_ks: float  # the largest distance between the two distribution functions of the entropy
     entropy_p: float  # the chance of such a distance where there is no difference
 
     @property
     def verdict(self) -> Verdict:
-        """Remembered above one half, over-unlearned below it, no trace where the interval covers one half."""
-        if self.auc.low > 0.5:
-            return "remembered"
-        return "over-unlearned" if self.auc.high < 0.5 else "no trace"
+        """By the AUC's interval."""
+        return verdict_of(self.auc)
 
     @property
     def over_unlearned(self) -> bool:
         """Whether the forget data is treated worse than data never seen, which gives it away as well."""
         return self.verdict == "over-unlearned"
+
+
+def verdict_of(auc: Interval) -> Verdict:
+    """Remembered above one half, over-unlearned below it, no trace where the interval covers one half.
+
+    Args:
+        auc: Of telling forget from hold-out data, with its interval.
+    """
+    if auc.low > 0.5:
+        return "remembered"
+    return "over-unlearned" if auc.high < 0.5 else "no trace"
 
 
 def holdout_null(forget: Scores, holdout: Scores) -> HoldoutNull:

@@ -23,7 +23,7 @@ class Leakage:
     """How well the fall of phi tells forgotten from never-trained data."""
 
     auc: Interval
-    tpr: tuple[TprAt, ...]  # at 1 % and 0.1 % false alarms
+    tpr: tuple[TprAt, ...]  # at 1 % and 0.1 % FPR
 
 
 def leakage(forgotten: tuple[Scores, Scores], outsiders: tuple[Scores, Scores]) -> Leakage:
