@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedquit.core import Batch, ClientId, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
 from fedquit.core.fedavg import cross_entropy
-from fedquit.core.method import Method
+from fedquit.core.method import Knob, Method
 from fedquit.errors import RequestError
 from fedquit.utils.names import unknown
 
@@ -127,6 +127,7 @@ class FedAU(Method):
 
     presets = {"authors": {"when": "during", "weight": 0.9}}  # noqa: RUF012 - a ClassVar of the base
     at_home = ("auxiliary",)
+    knobs = (Knob("weight", 0.5, 1.0, "linear"), Knob("lr", 1e-4, 1.0), Knob("epochs", 1.0, 30.0))
 
     @property
     def knows_request(self) -> bool:
@@ -145,12 +146,12 @@ class FedAU(Method):
         carry = 1.0 if request.samples else self.carry  # the authors mix the heads for whole clients only
         return LearnBoth(task.local, remember=task.remember, head=self.head, carry=carry)
 
-    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
     def _local(self, last: Local) -> Local:
         """How the head is trained afterwards; `last` is how clients stepped in the last round of training."""
         local = replace(last, epochs=self.epochs, batch_size=self.batch_size)
         return replace(local, optimizer=self.optimizer or last.optimizer, lr=self.lr or last.lr)
 
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """Mix the mean of the auxiliary heads into the model's own; the body stays."""
         names = head_names(state.params, self.head)
         if self.when == "during":

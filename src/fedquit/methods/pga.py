@@ -29,7 +29,7 @@ from fedquit.core import (
     Trained,
 )
 from fedquit.core.fedavg import cross_entropy
-from fedquit.core.method import Method, require_whole_clients
+from fedquit.core.method import Knob, Method, require_whole_clients
 from fedquit.core.params import mean, norm, sub
 from fedquit.errors import RequestError
 
@@ -107,6 +107,7 @@ class PGA(Method):
         },
     }
     at_home = ("own",)
+    knobs = (Knob("lr", 1e-4, 1e-1), Knob("epochs", 1.0, 20.0), Knob("halt", 0.6, 60.0))
 
     def check(self, request: Request) -> None:
         """The reference takes a whole client out of the mean."""
@@ -116,7 +117,6 @@ class PGA(Method):
         """Every client keeps its last local model at home."""
         return replace(task, remember="own")
 
-    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
     def _local(self, training: Local) -> Local:
         """How a leaving client steps; `training` is how it would in the next round of training."""
         optimizer = self.optimizer or training.optimizer
@@ -125,6 +125,7 @@ class PGA(Method):
         local = Local(self.epochs, self.batch_size, optimizer, lr, self.momentum if sgd else 0.0)
         return replace(local, clip=self.clip, clip_tensor=self.clip_tensor)
 
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """Each leaving client ascends from its own reference; their mean becomes the global model."""
         total = sum(trained.examples.values())
         local = self._local(trained.training.task_at(state.clock).local)
