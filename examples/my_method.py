@@ -11,7 +11,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedquit.core import Batch, Federation, Local, Method, Model, Params, Request, Sent, State, Task, Trained, mean
+from fedquit.core import (
+    Batch,
+    Federation,
+    Knob,
+    Local,
+    Method,
+    Model,
+    Params,
+    Request,
+    Sent,
+    State,
+    Task,
+    Trained,
+    mean,
+)
 from fedquit.errors import InputError
 
 
@@ -40,6 +54,7 @@ class SoftForgetting(Method):
     steps: int = 1
 
     presets = {"gentle": {"steps": 2}}  # noqa: RUF012 - a ClassVar of the base
+    knobs = (Knob("lr", 1e-5, 1e-2), Knob("epochs", 0.5, 8.0), Knob("weight", 0.1, 1.0, "linear"))
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= 1 or self.steps < 1:

@@ -36,6 +36,7 @@ API: dict[str, list[str]] = {
         "Batch",
         "ClientId",
         "Federation",
+        "Knob",
         "Learn",
         "Local",
         "Memory",

@@ -158,6 +158,8 @@ def test_a_recipe_extends_another_by_two_levels_at_most(tmp_path: Path) -> None:
         ("[train]\nweight_decay = -1", r"momentum and weight decay must be"),
         ('[train]\noptimizer = "sdg"', r"unknown optimizer 'sdg': did you mean 'sgd'"),
         ('[method]\nname = "fedquit"\noptimizer = "adm"', r"unknown optimizer 'adm': did you mean 'adam'"),
+        ('[method]\nname = "fedquit"\noptimizer = ""', r"unknown optimizer ''"),
+        ('[method]\nname = "pga"\noptimizer = "adm"', r"unknown optimizer 'adm': did you mean 'adam'"),
         ('[[request]]\nsamples = 0.5\nchoose = "rar"', r"did you mean 'rare'"),
         ("[engine]\nthreads = -1", r"engine.threads must be"),
         ("seed = ", r"is not valid TOML"),

@@ -2,18 +2,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedquit.core import Batch, Local, Model, Params, Request, Sent, State
+from fedquit.core import Batch, Local, Model, Params, Reply, Request, Sent, Split, State, Task
 from fedquit.core.fedavg import Learn
 from fedquit.core.params import mix
-from fedquit.data.federated import FederatedData
+from fedquit.data.federated import Dataset, FederatedData
 from fedquit.engine import SequentialEngine
 from fedquit.errors import RequestError, UnknownNameError
 from fedquit.methods.fedau import FedAU, LearnBoth, SendHead, TrainHead, head_names, random_labels
@@ -117,8 +118,94 @@ def test_afterwards_the_leaving_client_trains_a_fresh_head_at_the_last_rate_of_t
     FedAU().unlearn(fed, State(net(), clock=4), trained(net(), local=local), LEAVES)
     (question,) = fed.asked
     assert (question.clients, question.split) == ((0,), "forget")
-    assert question.task == TrainHead(Local(10.0, 32, "sgd", 0.5**4, momentum=0.0, weight_decay=0.1))
+    assert question.task == TrainHead(Local(10.0, 32, "adam", 0.5**4, momentum=0.9, weight_decay=0.1))
     assert question.sent.keys() == {"start", "head"}
+
+
+@pytest.mark.parametrize(
+    ("given", "optimizer", "lr"),
+    [
+        ({}, "adamw", 0.5**4),
+        ({"optimizer": "sgd"}, "sgd", 0.5**4),
+        ({"lr": 0.3}, "adamw", 0.3),
+        ({"optimizer": "adam", "lr": 0.3}, "adam", 0.3),
+    ],
+)
+def test_the_head_s_optimizer_and_rate_are_those_of_training_unless_given(
+    given: dict[str, Any], optimizer: str, lr: float
+) -> None:
+    fed = Scripted(lambda question, client: head(0, 0))
+    local = Local(2.0, 8, "adamw", 0.5, weight_decay=0.1)
+    FedAU(**given).unlearn(fed, State(net(), clock=4), trained(net(), local=local), LEAVES)
+    assert fed.asked[0].task.local == Local(10.0, 32, optimizer, lr, weight_decay=0.1)
+
+
+def test_where_training_uses_sgd_without_momentum_the_head_is_trained_as_before() -> None:
+    fed = Scripted(lambda question, client: head(0, 0))
+    local = Local(2.0, 8, "sgd", 0.5, weight_decay=0.1, clip=5.0)
+    FedAU().unlearn(fed, State(net(), clock=4), trained(net(), local=local), LEAVES)
+    assert fed.asked[0].task.local == Local(10.0, 32, "sgd", 0.5**4, weight_decay=0.1, clip=5.0)
+
+
+CLASSES = 20
+ADAMW = Local(1.0, 8, "adamw", 3e-4, weight_decay=1e-3)  # as MiT-B0 is trained
+
+
+@dataclass(frozen=True)
+class WideHead:
+    """Features as they come, and a head for twenty classes."""
+
+    def init(self, seed: int) -> Params:
+        zero = torch.zeros(CLASSES, CLASSES, dtype=torch.float64)
+        return {"body": torch.ones(CLASSES).double(), "head.weight": zero, "head.bias": zero[0]}
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        return (x * params["body"]) @ params["head.weight"].T + params["head.bias"]
+
+
+def auxiliary_head(method: FedAU, request: Request) -> tuple[Params, Params, FederatedData]:
+    """The fresh head, what the leaving client makes of it after AdamW training, and the data."""
+    generator = torch.Generator().manual_seed(3)
+    y = torch.arange(800) % CLASSES
+    x = torch.eye(CLASSES, dtype=torch.float64)[y] + 0.1 * torch.randn(800, CLASSES, generator=generator).double()
+    data = FederatedData(Dataset(x, y, x, y, CLASSES), {0: torch.arange(0, 400), 1: torch.arange(400, 800)})
+    data = data.mark(request, {0: torch.arange(0, 200)} if request.samples else None)
+    session = Session(SequentialEngine(WideHead(), data, {}), 0, data.clients)
+    session.enter("unlearn-0", 0)
+    model = WideHead().init(0)
+    fresh: list[Params] = []
+
+    @dataclass
+    class Spy(Scripted):
+        def run(self, task: Task, clients: Sequence[int], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
+            fresh.append(sent["head"])
+            return session.run(task, clients, split=split, **sent)
+
+    mixed = method.unlearn(Spy(), State(model, clock=1), trained(model, local=ADAMW), request).params
+    return fresh[0], {n: mixed[n] for n in fresh[0]}, data
+
+
+@pytest.mark.parametrize(("optimizer", "learns"), [("", True), ("sgd", False)])
+def test_after_training_with_adamw_the_auxiliary_head_learns_what_sgd_at_that_rate_does_not(
+    optimizer: str, learns: bool
+) -> None:
+    """On the samples that stay the labels are true: a head that learned knows them, and one that did not guesses."""
+    method = FedAU(weight=1.0, batch_size=4, optimizer=optimizer)
+    _, learned, data = auxiliary_head(method, Request((0,), samples=True))
+    kept = data.view(0, "retain")
+    logits = WideHead()({**WideHead().init(0), **learned}, data.x[kept])
+    accuracy = float((logits.argmax(-1) == data.y[kept]).double().mean())
+    assert (accuracy > 0.95) if learns else (accuracy < 4 / CLASSES), accuracy
+
+
+@pytest.mark.parametrize(("optimizer", "moves"), [("", True), ("sgd", False)])
+def test_after_training_with_adamw_the_auxiliary_head_leaves_its_random_draw(optimizer: str, moves: bool) -> None:
+    """A head that is 96 % of the draw it began with has learned nothing from random labels either."""
+    fresh, learned, _ = auxiliary_head(FedAU(weight=1.0, batch_size=4, optimizer=optimizer), LEAVES)
+    drawn = torch.cat([p.flatten() for p in fresh.values()])
+    ended = torch.cat([p.flatten() for p in learned.values()])
+    still = float(torch.nn.functional.cosine_similarity(drawn, ended, 0))
+    assert (still < 0.8) if moves else (still > 0.96), still
 
 
 def test_the_fresh_head_is_small_normal_and_drawn_from_the_server_s_seed() -> None:

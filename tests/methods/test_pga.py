@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from fedquit.errors import RequestError
 from fedquit.methods.pga import PGA, Ascend
 from fedquit.running.runner import run
 from fedquit.running.setup import build_setup
-from methods.method_world import Line, Scripted, close, column, moves, numbers, same, served, trained, vec, work
+from methods.method_world import LOCAL, Line, Scripted, close, column, moves, numbers, same, served, trained, vec, work
 from worlds import tiny
 
 LEAVES = Request((0,))
@@ -30,10 +31,12 @@ def ball(threshold: float, *, reference: Params | None = None, own: Params | Non
     }
 
 
-def asked(method: PGA, examples: dict[int, int], request: Request = LEAVES) -> list[Ascend]:
+def asked(
+    method: PGA, examples: dict[int, int], request: Request = LEAVES, local: Local = LOCAL, clock: int = 0
+) -> list[Ascend]:
     """The tasks that the leaving clients get."""
     fed = Scripted(examples=examples, seed=40)
-    method.unlearn(fed, State(vec(0, 0)), trained(vec(0, 0), examples=examples), request)
+    method.unlearn(fed, State(vec(0, 0), clock=clock), trained(vec(0, 0), examples=examples, local=local), request)
     tasks = [q.task for q in fed.asked]
     assert all(isinstance(t, Ascend) for t in tasks)
     return [t for t in tasks if isinstance(t, Ascend)]
@@ -129,6 +132,39 @@ def test_the_gradient_is_clipped_tensor_by_tensor_or_as_the_authors_do_over_all_
     port, authors = asked(PGA(), {0: 1, 1: 1})[0].local, asked(AUTHORS, {0: 1, 1: 1})[0].local
     assert port == Local(5.0, 512, "sgd", 1e-2, 0.9, clip=0.0, clip_tensor=5.0)
     assert authors == Local(5.0, 128, "sgd", 1e-2, 0.9, clip=5.0, clip_tensor=0.0)
+
+
+ADAMW = Local(2.0, 8, "adamw", 0.5, weight_decay=0.1)
+MOMENTUM = Local(2.0, 8, "sgd", 0.5, momentum=0.5, weight_decay=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "training", "expected"),
+    [
+        ({}, LOCAL, ("sgd", 1e-2, 0.9)),
+        ({}, MOMENTUM, ("sgd", 1e-2, 0.9)),
+        ({}, ADAMW, ("adamw", 0.5**4, 0.0)),
+        ({"lr": 0.3}, ADAMW, ("adamw", 0.3, 0.0)),
+        ({"lr": 0.3}, LOCAL, ("sgd", 0.3, 0.9)),
+        ({"optimizer": "sgd"}, ADAMW, ("sgd", 1e-2, 0.9)),
+        ({"optimizer": "adam", "momentum": 0.5}, LOCAL, ("adam", 0.5**4, 0.0)),
+        ({"momentum": 0.0}, LOCAL, ("sgd", 1e-2, 0.0)),
+        (PGA.presets["authors"], ADAMW, ("sgd", 1e-2, 0.9)),
+    ],
+)
+def test_the_optimizer_is_that_of_training_unless_given_and_its_rate_and_momentum_follow(
+    given: dict[str, Any], training: Local, expected: tuple[str, float, float]
+) -> None:
+    (task,) = asked(PGA(**given), {0: 1, 1: 1}, local=training, clock=3)
+    assert (task.local.optimizer, task.local.lr, task.local.momentum) == expected
+    assert task.local.weight_decay == 0
+
+
+def test_with_adamw_it_climbs_in_a_whole_run(tmp_path: Path) -> None:
+    recipe = tiny(method={"name": "pga", "batch_size": 8}, train={"optimizer": "adamw", "lr": 1e-2})
+    rows = {r["phase"]: r for r in run(recipe, tmp_path / "a")["rows"]}
+    assert rows["unlearned"]["forget_loss"] > rows["original"]["forget_loss"] + 0.1
+    assert rows["recovered"]["test_loss"] < rows["unlearned"]["test_loss"]
 
 
 def test_the_presets_differ_in_distances_stop_and_random_models() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from fedquit.core.fedavg import Learn, cross_entropy
-from fedquit.core.method import Method, require_whole_clients
+from fedquit.core.method import Knob, Method, require_whole_clients
 from fedquit.core.params import mean
 from fedquit.core.types import (
     SERVER,
@@ -30,6 +30,7 @@ __all__ = [
     "Batch",
     "ClientId",
     "Federation",
+    "Knob",
     "Learn",
     "Local",
     "Memory",

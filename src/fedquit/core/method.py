@@ -3,14 +3,68 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from fedquit.core.fedavg import fedavg
 from fedquit.core.types import ClientId, Federation, Memory, Params, Reply, Request, State, Task, Trained, Training
-from fedquit.errors import RequestError
+from fedquit.errors import InputError, RequestError
+from fedquit.utils.names import unknown
+
+Scale = Literal["log", "linear"]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A hyper-parameter that sets how strongly a method unlearns, with the range that a study sweeps.
+
+    Ends that are whole numbers (`int`) say that the field takes whole numbers alone, such as rounds.
+
+    Attributes:
+        field: the name of the method's field.
+        low: the smallest value to try; a scale of "log" needs one above 0.
+        high: the largest value to try.
+        scale: "log" for steps of equal ratio between values, "linear" for steps of equal length.
+    """
+
+    field: str
+    low: float
+    high: float
+    scale: Scale = "log"
+
+    def __post_init__(self) -> None:
+        if self.scale not in get_args(Scale):
+            raise unknown("scale of a knob", self.scale, get_args(Scale))
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise InputError(f"the knob {self.field!r} goes from {self.low} to {self.high}: give low below high.")
+        if self.scale == "log" and self.low <= 0:
+            raise InputError(f"the knob {self.field!r} begins at {self.low} on a log scale: begin above 0.")
+
+    def values(self, n: int) -> list[float]:
+        """Return `n` values from `low` to `high`, both included, evenly spaced on the scale.
+
+        For a field of whole numbers they are rounded, and each is named once: there may be fewer.
+
+        Raises:
+            InputError: if `n` is below 2.
+        """
+        if n < 2:
+            raise InputError(f"{n} values cannot reach from one end of {self.field!r} to the other: ask for 2 or more.")
+        inner = [self._at(i / (n - 1)) for i in range(1, n - 1)]
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return sorted({self.low, *map(round, inner), self.high})
+        return [self.low, *inner, self.high]
+
+    def _at(self, share: float) -> float:
+        """The value at a share of the way from low to high."""
+        if self.scale == "linear":
+            value = self.low + share * (self.high - self.low)
+        else:
+            value = math.exp((1 - share) * math.log(self.low) + share * math.log(self.high))
+        return float(f"{value:.10g}")  # 1e-4, not 9.99…e-05: it will stand in recipes
 
 
 @dataclass(frozen=True)
@@ -21,6 +75,7 @@ class Method(ABC):
     at_home: ClassVar[tuple[str, ...]] = ()  # what its clients keep in their own memory
     needs_public_data: ClassVar[bool] = False
     recovers: ClassVar[bool] = True  # whether ordinary training follows; retraining needs none
+    knobs: ClassVar[tuple[Knob, ...]] = ()  # which fields set how strongly it unlearns: what a study sweeps
 
     def check(self, request: Request) -> None:
         """Refuse, with a reason, a kind of request that the method does not define."""

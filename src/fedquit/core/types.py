@@ -118,8 +118,8 @@ class Task(ABC):
         remember: the name under which the client keeps its answer in its own memory; "" keeps
             nothing.
         needs: names from the client's own memory that are added to `sent`, where they exist.
-        augments: whether the task trains on augmented examples: ordinary training does, unlearning
-            does not.
+        augments: whether the task trains on augmented examples: training and recovery do, and what
+            unlearns on data to forget does not.
     """
 
     local: Local = Local()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedquit.core import Batch, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
 from fedquit.core.fedavg import cross_entropy
-from fedquit.core.method import Method
+from fedquit.core.method import Knob, Method
 from fedquit.core.params import mean
 
 
@@ -34,6 +34,8 @@ class GradientAscent(Method):
     batch_size: int = 32
     momentum: float = 0.9
     clip: float = 5.0
+
+    knobs = (Knob("lr", 1e-4, 1e-1), Knob("epochs", 1.0, 20.0))
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """The mean of the leaving clients' models becomes the global one."""

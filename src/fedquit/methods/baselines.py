@@ -15,6 +15,7 @@ class Retrain(Method):
     """The gold standard: as many rounds as before, from the same start, without the forgotten data."""
 
     recovers = False
+    knobs = ()  # it is what the others are measured against
 
     def rounds(self, trained: Trained, request: Request) -> int:
         return trained.training.rounds
@@ -29,6 +30,8 @@ class Retrain(Method):
 @dataclass(frozen=True)
 class Natural(Method):
     """No unlearning: the client leaves, and training goes on without it."""
+
+    knobs = ()  # it does nothing, however strongly
 
     def rounds(self, trained: Trained, request: Request) -> int:
         return 0

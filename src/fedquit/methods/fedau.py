@@ -4,7 +4,7 @@
 An auxiliary head is trained on the leaving client's data with random labels, and mixed into the
 model's own head: W <- (1 - a) W + a W_aux. The authors train it during ordinary training (preset
 `authors`); the comparison in FedQUIT's paper trains it afterwards, on the frozen body of the final
-model.
+model, with the optimizer that trained the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedquit.core import Batch, ClientId, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
 from fedquit.core.fedavg import cross_entropy
-from fedquit.core.method import Method
+from fedquit.core.method import Knob, Method
 from fedquit.errors import RequestError
 from fedquit.utils.names import unknown
 
@@ -120,11 +120,14 @@ class FedAU(Method):
     weight: float = 0.96  # a: of the auxiliary head in the mix
     epochs: float = 10.0  # afterwards
     batch_size: int = 32
+    optimizer: str = ""  # afterwards; "": that of training
+    lr: float = 0.0  # afterwards; 0: the rate of the last round of training
     head: str = ""  # the beginning of the head's names; the last layer unless given
     carry: float = 0.5  # during
 
     presets = {"authors": {"when": "during", "weight": 0.9}}  # noqa: RUF012 - a ClassVar of the base
     at_home = ("auxiliary",)
+    knobs = (Knob("weight", 0.5, 1.0, "linear"), Knob("lr", 1e-4, 1.0), Knob("epochs", 1.0, 30.0))
 
     @property
     def knows_request(self) -> bool:
@@ -143,6 +146,11 @@ class FedAU(Method):
         carry = 1.0 if request.samples else self.carry  # the authors mix the heads for whole clients only
         return LearnBoth(task.local, remember=task.remember, head=self.head, carry=carry)
 
+    def _local(self, last: Local) -> Local:
+        """How the head is trained afterwards; `last` is how clients stepped in the last round of training."""
+        local = replace(last, epochs=self.epochs, batch_size=self.batch_size)
+        return replace(local, optimizer=self.optimizer or last.optimizer, lr=self.lr or last.lr)
+
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """Mix the mean of the auxiliary heads into the model's own; the body stays."""
         names = head_names(state.params, self.head)
@@ -150,8 +158,7 @@ class FedAU(Method):
             task: Task = SendHead(Local(epochs=0.0))
             replies = list(fed.run(task, request.clients, split="forget", start=state.params))
         else:
-            local = trained.training.task_at(state.clock - 1).local
-            local = replace(local, epochs=self.epochs, batch_size=self.batch_size, optimizer="sgd", momentum=0.0)
+            local = self._local(trained.training.task_at(state.clock - 1).local)
             fresh = _drawn({n: state.params[n] for n in names}, fed.seed)
             split: Literal["all", "forget"] = "all" if request.samples else "forget"
             replies = list(fed.run(TrainHead(local), request.clients, split=split, start=state.params, head=fresh))

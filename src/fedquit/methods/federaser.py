@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedquit.core import ClientId, Federation, Memory, Params, Reply, Request, State, Trained, Training
-from fedquit.core.method import Method, require_whole_clients
+from fedquit.core.method import Knob, Method, require_whole_clients
 from fedquit.core.params import add, foreach_sub, mean, norm, sub
 
 
@@ -44,6 +44,7 @@ class FedEraser(Method):
 
     presets = {"authors": {"interval": 2, "calibrate": "mean"}}  # noqa: RUF012 - a ClassVar of the base
     recovers = False
+    knobs = (Knob("calibration", 0.1, 1.0), Knob("interval", 1, 10))
 
     def check(self, request: Request) -> None:
         """What is stored was computed with all samples of a client."""

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fedquit.core import Batch, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
 from fedquit.core.fedavg import cohort, fedavg
-from fedquit.core.method import Method
+from fedquit.core.method import Knob, Method
 from fedquit.errors import RequestError
 
 
@@ -79,6 +79,7 @@ class FedOSD(Method):
             "several": True,
         },
     }
+    knobs = (Knob("lr", 1e-5, 1.0), Knob("unlearning_rounds", 1, 100))
 
     def check(self, request: Request) -> None:
         """The paper defines one leaving client."""

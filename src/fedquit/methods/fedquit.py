@@ -16,7 +16,7 @@ from typing import Literal
 from torch import Tensor
 
 from fedquit.core import Batch, ClientId, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
-from fedquit.core.method import Method
+from fedquit.core.method import Knob, Method
 from fedquit.core.params import mean
 from fedquit.distill.losses import LOSSES, distillation_loss
 from fedquit.distill.virtual_teacher import DEFAULTS, TEACHERS, checked_options
@@ -43,7 +43,7 @@ class Distill(Task):
 
 @dataclass(frozen=True)
 class FedQUIT(Method):
-    """One epoch at the leaving client; the learning rate is the only knob (docs/choosing-lr.md)."""
+    """One epoch at the leaving client; the learning rate is the one to choose (docs/choosing-lr.md)."""
 
     lr: float = 1e-4
     epochs: float = 1.0
@@ -56,6 +56,8 @@ class FedQUIT(Method):
     tau: float = 1.0  # teacher "temperature"
     k: int = 5  # teacher "topk"
     order: Literal["parallel", "sequential"] = "parallel"  # of several clients in one request
+
+    knobs = (Knob("lr", 1e-6, 1e-2), Knob("epochs", 0.25, 8.0))
 
     def __post_init__(self) -> None:
         takes = lookup(TEACHERS, self.teacher, "teacher").takes

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedquit.core import Batch, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
 from fedquit.core.fedavg import cross_entropy
-from fedquit.core.method import Method
+from fedquit.core.method import Knob, Method
 from fedquit.core.params import mean
 
 
@@ -34,6 +34,8 @@ class FedUNRAN(Method):
     lr: float = 1e-3
     epochs: float = 5.0
     batch_size: int = 32
+
+    knobs = (Knob("lr", 1e-5, 1e-2), Knob("epochs", 1.0, 30.0))
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """The mean of the leaving clients' models becomes the global one."""

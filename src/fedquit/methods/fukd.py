@@ -29,7 +29,7 @@ from fedquit.core import (
     Trained,
     Training,
 )
-from fedquit.core.method import Method, require_whole_clients
+from fedquit.core.method import Knob, Method, require_whole_clients
 from fedquit.core.params import foreach_add, foreach_mul, foreach_sub, sub
 from fedquit.errors import RequestError
 
@@ -60,6 +60,7 @@ class FUKD(Method):
     lr: float = 1e-3
 
     needs_public_data = True
+    knobs = (Knob("lr", 1e-5, 1e-2), Knob("epochs", 1.0, 100.0))
 
     def check(self, request: Request) -> None:
         """Contributions are kept for clients, not for samples."""

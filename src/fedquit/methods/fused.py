@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedquit.core import Batch, Federation, Memory, Model, Params, Reply, Request, Sent, State, Task, Trained
 from fedquit.core.fedavg import cohort, cross_entropy
-from fedquit.core.method import Method
+from fedquit.core.method import Knob, Method
 from fedquit.core.params import foreach_add, foreach_sub, mean
 from fedquit.errors import RequestError
 
@@ -56,6 +57,7 @@ class TrainAdapters(Task):
 
     density: float = 0.1
     seed: int = 0
+    augments: ClassVar[bool] = True  # it is the training of those who stay
 
     def prepare(self, model: Model, sent: Sent) -> Sent:
         """Draw the positions once, before the first step."""
@@ -79,6 +81,13 @@ class FUSED(Method):
     density: float = 0.1  # of their weights that get an adapter
     lr: float = 0.0  # 0: the rate that training has arrived at
     seed: int = 0
+
+    knobs = (
+        Knob("overwriting_rounds", 1, 100),
+        Knob("layers", 1, 8),
+        Knob("density", 0.01, 1.0),
+        Knob("lr", 1e-4, 1.0),
+    )
 
     def watch(self, memory: Memory, round: int, start: Params, reply: Reply) -> None:
         """How far each tensor moved in all rounds: the mean absolute change, a number for each."""

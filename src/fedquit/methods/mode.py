@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedquit.core import Batch, Federation, Model, Params, Reply, Request, Sent, State, Task, Trained
 from fedquit.core.fedavg import cohort, cross_entropy
-from fedquit.core.method import Method
+from fedquit.core.method import Knob, Method
 from fedquit.core.params import mean, mix
 
 
@@ -39,6 +39,13 @@ class MoDe(Method):
     target_lr: float = 0.0
 
     presets = {"swapped": {"retained_lr": 0.0, "target_lr": 5e-4}}  # noqa: RUF012 - a ClassVar of the base
+    knobs = (
+        Knob("unlearning_rounds", 1, 20),
+        Knob("degradation_rounds", 1, 10),
+        Knob("momentum", 0.5, 0.99, "linear"),
+        Knob("retained_lr", 1e-5, 1e-1),
+        Knob("target_lr", 1e-5, 1e-1),
+    )
 
     def rounds(self, trained: Trained, request: Request) -> int:
         """Memory guidance takes `unlearning_rounds`; degradation runs in the first of them."""

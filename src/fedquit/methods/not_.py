@@ -21,6 +21,8 @@ class NoT(Method):
 
     layer: str = ""
 
+    knobs = ()  # a sign is changed or not
+
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """Change the signs of one tensor; no client is asked."""
         layer = self.layer or first_weight(state.params)

@@ -29,7 +29,7 @@ from fedquit.core import (
     Trained,
 )
 from fedquit.core.fedavg import cross_entropy
-from fedquit.core.method import Method, require_whole_clients
+from fedquit.core.method import Knob, Method, require_whole_clients
 from fedquit.core.params import mean, norm, sub
 from fedquit.errors import RequestError
 
@@ -83,10 +83,11 @@ class Ascend(Task):
 class PGA(Method):
     """Projected gradient ascent; the defaults are the port behind the table of FedQUIT's paper."""
 
-    lr: float = 1e-2
+    optimizer: str = ""  # "": that of training
+    lr: float = 0.0  # 0: 1e-2 with SGD, with another optimizer the rate that training has arrived at
     epochs: float = 5.0
     batch_size: int = 512
-    momentum: float = 0.9
+    momentum: float = 0.9  # of SGD
     clip: float = 0.0
     clip_tensor: float = 5.0
     squared: bool = False
@@ -96,6 +97,7 @@ class PGA(Method):
 
     presets = {  # noqa: RUF012 - a ClassVar of the base
         "authors": {
+            "optimizer": "sgd",
             "batch_size": 128,
             "clip": 5.0,
             "clip_tensor": 0.0,
@@ -105,6 +107,7 @@ class PGA(Method):
         },
     }
     at_home = ("own",)
+    knobs = (Knob("lr", 1e-4, 1e-1), Knob("epochs", 1.0, 20.0), Knob("halt", 0.6, 60.0))
 
     def check(self, request: Request) -> None:
         """The reference takes a whole client out of the mean."""
@@ -114,12 +117,18 @@ class PGA(Method):
         """Every client keeps its last local model at home."""
         return replace(task, remember="own")
 
+    def _local(self, training: Local) -> Local:
+        """How a leaving client steps; `training` is how it would in the next round of training."""
+        optimizer = self.optimizer or training.optimizer
+        sgd = optimizer == "sgd"
+        lr = self.lr or (1e-2 if sgd else training.lr)
+        local = Local(self.epochs, self.batch_size, optimizer, lr, self.momentum if sgd else 0.0)
+        return replace(local, clip=self.clip, clip_tensor=self.clip_tensor)
+
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """Each leaving client ascends from its own reference; their mean becomes the global model."""
         total = sum(trained.examples.values())
-        local = Local(
-            self.epochs, self.batch_size, "sgd", self.lr, self.momentum, clip=self.clip, clip_tensor=self.clip_tensor
-        )
+        local = self._local(trained.training.task_at(state.clock).local)
         shape: dict[str, Any] = {"squared": self.squared, "halt": self.halt, "random_models": self.random_models}
         replies: list[Reply] = []
         for u in request.clients:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from fedquit.core import Federation, Reply, Request, State, Trained
 from fedquit.core.fedavg import cohort
-from fedquit.core.method import Method
+from fedquit.core.method import Knob, Method
 from fedquit.core.params import add, mean, sub
 
 
@@ -26,6 +26,7 @@ class PUF(Method):
     strength: float = 20.0  # eta
 
     presets = {"special": {"round": "special", "strength": 2.0}}  # noqa: RUF012 - a ClassVar of the base
+    knobs = (Knob("strength", 0.5, 50.0),)
 
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         """Train as ever, and add the leaving clients' updates with the opposite sign, scaled by eta."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fedquit.core import Federation, Request, State, Trained
 from fedquit.core.fedavg import fedavg
-from fedquit.core.method import Method
+from fedquit.core.method import Knob, Method
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class RapidRetraining(Method):
     optimizer: str = "adam"  # moments of the squared gradient: the diagonal of the empirical Fisher information
 
     presets = {"adahessian": {"optimizer": "adahessian"}}  # noqa: RUF012 - a ClassVar of the base
+    knobs = (Knob("retraining_rounds", 1, 200), Knob("lr", 1e-4, 1e-1))
 
     def rounds(self, trained: Trained, request: Request) -> int:
         return self.retraining_rounds or max(1, trained.training.rounds // 2)

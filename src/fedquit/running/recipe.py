@@ -164,7 +164,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         method = self.build_method()
-        for optimizer in (self.train.optimizer, getattr(method, "optimizer", "sgd")):
+        lookup(OPTIMIZERS, self.train.optimizer, "optimizer")
+        optimizer = getattr(method, "optimizer", "sgd")
+        if optimizer or getattr(type(method), "optimizer", None):  # "" is training's, where it is the default
             lookup(OPTIMIZERS, optimizer, "optimizer")
         _check(self.train.clients_per_round >= 0, "train.clients_per_round must be at least 0 (0: everybody)")
         _check(min(self.train.momentum, self.train.weight_decay) >= 0, "momentum and weight decay must be at least 0")
