@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from _pytest.mark.structures import ParameterSet
 
 from fedquit.core.method import Method
 from fedquit.engine import GraphCache
@@ -129,7 +128,7 @@ def followed(engine: str, case: Case, erasure: Erasure) -> Log:
     return package.serve(found, case.name, method, erasure)
 
 
-def runs_on_all_engines(cases: Iterable[Case]) -> list[ParameterSet]:
+def runs_on_all_engines(cases: Iterable[Case]) -> list[Any]:
     """Parameters (engine, case, erasure) for tests, one engine after the other.
 
     Threads do for each client what the sequential engine does: of each case they serve the first request only.
