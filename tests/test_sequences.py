@@ -123,14 +123,16 @@ def numbers_of(row: dict[str, Any]) -> list[float]:
 
 
 def test_the_unlearning_round_is_algorithm_1_on_the_client_s_own_windows(tmp_path: Path) -> None:
-    recipe = talking()
+    recipe = talking(method={"name": "fedquit", "lr": 1e-2, "epochs": 2.0, "batch_size": 5})  # several steps
     run(recipe, tmp_path / "a")
     setup = build_setup(recipe)
     original = train(setup, setup.data, tmp_path / "cache", reporter=Silent()).progress.state.params
     mine, seed = setup.data.train[1], Address(0, "unlearn-0", 0, 0).seed_for(1)
     module = setup.model.build().double()
     module.load_state_dict(original)
-    by_hand = unlearn(module, (setup.data.x[mine], setup.data.y[mine]), lr=1e-2, seed=seed)
+    assert len(mine) > 2 * 5
+    windows = setup.data.x[mine], setup.data.y[mine]
+    by_hand = unlearn(module, windows, lr=1e-2, epochs=2, batch_size=5, seed=seed)
     loaded = StateFile(tmp_path / "a" / "request-0" / "unlearned.safetensors").load()
     assert loaded is not None
     for name, parameter in by_hand.named_parameters():

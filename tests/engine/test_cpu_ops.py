@@ -108,6 +108,28 @@ def test_normalisation(side: int, groups: int) -> None:
     together_and_alone(lambda x, w, b, s: norm_relu(x, groups, w, b, 1e-5, s), x, weight, bias, shortcut)
 
 
+@pytest.mark.parametrize("small", [True, False])
+def test_layers_that_all_share_after_a_convolution_of_each_client_s_own(small: bool) -> None:
+    """As where an adapter changes one convolution of a network that is otherwise the same for all."""
+    x, w = drawn(3, 4, 2, 5, 5), drawn(3, 4, 2, 3, 3)
+    weight, bias, last = drawn(4), drawn(4), drawn(3, 4, 3, 3)
+
+    def after_own(x: Tensor, w: Tensor) -> Tensor:
+        normed = functional.group_norm(functional.conv2d(x, w, padding=1), 2, weight, bias)
+        return functional.conv2d(functional.relu(normed), last)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_ops, "MAX_UNFOLDED", 1 << 16 if small else 0)
+        together_and_alone(after_own, x, w)
+        with CpuOps():
+            many = vmap(after_own)(x, w)
+    alone = torch.stack([after_own(x[k], w[k]) for k in range(3)])
+    back = torch.randn(alone.shape, generator=DRAW, dtype=torch.float64)
+    shared = (weight, bias, last)
+    for a, b in zip(torch.autograd.grad(many, shared, back), torch.autograd.grad(alone, shared, back), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-10)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 def test_relu_of_channels_that_lie_innermost_whatever_comes_back(inplace: bool) -> None:
     """After a convolution they do; the gradient of a flattened image lies otherwise, that of another layer does not."""

@@ -25,8 +25,6 @@ from fedquit.distill.losses import LOSSES
 from fedquit.distill.virtual_teacher import TEACHERS
 from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine
 from fedquit.engine.stacked import replay
-from fedquit.errors import RequestError
-from fedquit.methods import METHODS
 from fedquit.methods.ascent import Climb
 from fedquit.methods.fedau import LearnBoth, SendHead, TrainHead
 from fedquit.methods.fedosd import Unlikely
@@ -319,19 +317,11 @@ def test_padding_is_no_strangers_example(ragged: FederatedData) -> None:
     assert all(bool(p.isfinite().all()) for reply in replies for p in reply.params.values())
 
 
-REQUESTS: dict[str, dict[str, Any]] = {
-    "one client": {"clients": [1]},
-    "several clients": {"clients": [1, 3]},
-    "samples": {"clients": [0, 2], "samples": 0.4},
-}
-
-
-def final(name: str, request: str, engine: str, where: Path, **train: Any) -> list[Params]:
-    """The parameters that a method leaves after unlearning (where it takes a round), and after recovery."""
-    preset = {"several": True} if name == "fedosd" else {}
+def final(name: str, engine: str, where: Path, **train: Any) -> list[Params]:
+    """The parameters that a method leaves after unlearning, and after recovery."""
     recipe = tiny(
-        method={"name": name, **preset},
-        request=[REQUESTS[request]],
+        method={"name": name},
+        request=[{"clients": [1]}],
         train={"rounds": 3, "momentum": 0.5, **train},
         recover={"until": "rounds", "max_rounds": 1},
         retrain=False,
@@ -345,25 +335,10 @@ def final(name: str, request: str, engine: str, where: Path, **train: Any) -> li
     return states
 
 
-@pytest.mark.parametrize(
-    "request_kind", ["one client", pytest.param("several clients", marks=pytest.mark.slow), "samples"]
-)
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_ends_at_the_same_parameters(name: str, request_kind: str, tmp_path: Path) -> None:
-    try:
-        expected = final(name, request_kind, "sequential", tmp_path)
-    except RequestError:
-        with pytest.raises(RequestError):
-            final(name, request_kind, "stacked", tmp_path)
-        return
-    for actual, wanted in zip(final(name, request_kind, "stacked", tmp_path), expected, strict=True):
-        assert apart(actual, wanted) <= EXACT
-
-
 @pytest.mark.parametrize("name", ["fedquit", "federaser", "pga"])
 def test_partial_participation_ends_at_the_same_parameters(name: str, tmp_path: Path) -> None:
     some = {"clients_per_round": 3, "rounds": 4, "epochs": 1.5}
-    both = [final(name, "one client", engine, tmp_path, **some) for engine in ("stacked", "sequential")]
+    both = [final(name, engine, tmp_path, **some) for engine in ("stacked", "sequential")]
     assert max(apart(a, b) for a, b in zip(*both, strict=True)) <= EXACT
 
 

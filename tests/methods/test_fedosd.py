@@ -26,7 +26,6 @@ from methods.method_world import (
     moves,
     numbers,
     same,
-    served,
     trained,
     vec,
 )
@@ -216,21 +215,6 @@ def test_a_vector_of_all_parameters_there_and_back() -> None:
     assert vector.dtype == torch.float64
     assert vector.tolist() == [1, 2, 3]
     same(unflat(vector, like), like)
-
-
-def test_in_a_whole_run_the_step_is_orthogonal_to_what_the_others_did(tmp_path: Path) -> None:
-    setup = build_setup(tiny(method={"name": "fedosd"}))
-    session, state, what = served(setup, tmp_path, Request((1,)))
-    unlearned = setup.method.unlearn(session, state, what, Request((1,)))
-    step = flat(state.params) - flat(unlearned.params)
-    session.enter("unlearn-0", 0)
-    local = Local(1.0, 8, "sgd", what.training.task_at(state.clock).local.lr)
-    (leaving,) = session.run(Unlikely(local), [1], split="forget", start=state.params)
-    others = list(session.run(Learn(local), [0, 2, 3], split="retain", start=state.params))
-    torch.testing.assert_close(step.norm(), (flat(state.params) - flat(leaving.params)).norm(), rtol=1e-9, atol=0)
-    for reply in others:
-        update = flat(state.params) - flat(reply.params)
-        assert abs(float(step @ update)) < 1e-9 * float(step.norm() * update.norm())
 
 
 def test_the_authors_preset_runs_with_several_clients(tmp_path: Path) -> None:

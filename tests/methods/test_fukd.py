@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from by_hand import run_client
 from fedquit.core import SERVER, ClientId, Local, Memory, Params, Reply, Request, State, Training
 from fedquit.core.fedavg import Learn, fedavg
-from fedquit.core.params import add, fingerprint, sub
-from fedquit.engine import Address
+from fedquit.core.params import add, sub
 from fedquit.errors import InputError, RequestError
 from fedquit.methods.fukd import FUKD, Imitate
 from fedquit.running.runner import run
-from fedquit.running.setup import build_setup
-from methods.method_world import Line, Question, Scripted, batch, close, column, numbers, same, served, trained, vec
+from methods.method_world import Line, Question, Scripted, batch, close, column, numbers, same, trained, vec
 from worlds import tiny
 
 LEAVES = Request((0,))
@@ -126,31 +123,6 @@ def test_without_public_data_it_is_refused_before_any_training(tmp_path: Path) -
     with pytest.raises(InputError, match=r"fukd needs data of the server's own, and there is none: set data\.public"):
         run(tiny(method={"name": "fukd"}, data={"public": 0.0}), tmp_path / "a")
     assert not (tmp_path / "cache").exists()
-
-
-def test_in_a_whole_run_it_distils_on_the_public_data_alone(tmp_path: Path) -> None:
-    setup = build_setup(tiny(method={"name": "fukd"}, engine={"name": "sequential"}))
-    session, state, what = served(setup, tmp_path, Request((1,)))
-    total = vec_like(state.params)
-    for c in range(4):
-        total = add(total, what.memory[f"sum/{c}"])
-    close(total, sub(state.params, setup.initial))
-    unlearned = setup.method.unlearn(session, state, what, Request((1,))).params
-    start = sub(state.params, what.memory["sum/1"])
-    public = setup.data.public
-    expected, _ = run_client(
-        setup.model,
-        Imitate(Local(20.0, 32, "adam", 1e-3)),
-        setup.data.x[public],
-        setup.data.y[public],
-        {"start": start, "teacher": state.params},
-        Address(0, "unlearn-0", 0, 0).seed_for(SERVER),
-    )
-    assert fingerprint(unlearned) == fingerprint(expected)
-
-
-def vec_like(params: Params) -> Params:
-    return {n: torch.zeros_like(p) for n, p in params.items()}
 
 
 def test_the_unlearning_moves_nothing_over_the_network(tmp_path: Path) -> None:

@@ -3,16 +3,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from fedquit.core import Request, State
-from fedquit.core.fedavg import fedavg
-from fedquit.core.params import fingerprint
 from fedquit.methods.baselines import Natural, Retrain
 from fedquit.running.runner import run
-from fedquit.running.session import Session
-from fedquit.running.setup import build_setup
-from methods.method_world import Scripted, close, moves, same, served, trained, vec
+from methods.method_world import Scripted, close, moves, same, trained, vec
 from worlds import tiny
 
 LEAVES = Request((0,))
@@ -54,19 +48,3 @@ def test_retrain_begins_from_the_initial_model_with_the_first_rate() -> None:
     assert (first.clock, second.clock) == (1, 2)
     assert Retrain().rounds(what, LEAVES) == 4
     assert not Retrain.recovers
-
-
-@pytest.mark.parametrize("leaving", [(1,), (0, 2)])
-def test_retrain_is_training_without_the_clients(leaving: tuple[int, ...], tmp_path: Path) -> None:
-    setup = build_setup(tiny(method={"name": "retrain"}))
-    request = Request(leaving)
-    session, state, what = served(setup, tmp_path, request)
-    without = setup.data.mark(request).after(request)
-    plain, expected = Session(setup.engine(without, {}), 0, without.clients), State(setup.initial)
-    for r in range(3):
-        session.enter("unlearn-0", r)
-        state = setup.method.unlearn(session, state, what, request)
-        plain.enter("unlearn-0", r)  # the same place, hence the same random numbers
-        expected = fedavg(plain, expected, setup.training, without.clients)
-    assert fingerprint(state.params) == fingerprint(expected.params)
-    assert state.clock == expected.clock == 3

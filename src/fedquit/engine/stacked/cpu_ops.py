@@ -235,7 +235,9 @@ def _conv2d(
 def _group_norm(
     x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    if weight is None or bias is None or x.dim() != 4 or not (_is_mapped(x, weight) and _is_only_vmap()):
+    if weight is None or bias is None or x.dim() != 4 or not (_is_mapped(x) and _is_only_vmap()):
+        return functional.group_norm(x, groups, weight, bias, eps)
+    if not _is_mapped(weight) and x.stride(1) != 1:  # all share the weights; torch's `vmap` refuses channels innermost
         return functional.group_norm(x, groups, weight, bias, eps)
     return _apply_to_all(StackedNorm, (x, weight, bias), groups, eps)
 
