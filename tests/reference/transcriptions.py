@@ -47,9 +47,6 @@ from reference.world import (
     net,
 )
 
-FUSED_AUGMENTS = False  # whether clients see augmented examples when they train FUSED's adapters
-
-
 # The baselines.
 
 
@@ -585,7 +582,7 @@ class FUSED(Transcription):
         self.ask()
         replies: Replies = []
         for k in self.staying:
-            visit = self.visit(k, "retain", augmented=FUSED_AUGMENTS)
+            visit = self.visit(k, "retain", augmented=True)
 
             def loss(adapters: Weights, step: Step) -> Tensor:
                 return learning(self.adapted(adapters), step)
