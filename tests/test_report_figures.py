@@ -382,7 +382,8 @@ def test_two_snapshots_tell_whom_they_find_and_the_outsiders_by_name(tmp_path: P
     apart["rows"][1] |= leaks(0.1)
     apart["rows"][3] |= leaks(0.25)
     found = table(report(tmp_path, apart), "Other distances to Retrain")
-    assert found[0][3:] == ["Two snapshots, AUC", "Two snapshots find at 1 % (%)", "Two snapshots find at 0.1 % (%)"]
+    rates = [f"Two snapshots, TPR at {fpr} % FPR (%)" for fpr in ("1", "0.1")]
+    assert found[0][3:] == ["Two snapshots, AUC", *rates]
     assert found[1][3] == "0.750 Retrain 0.750 against hold-out data"
     assert found[1][4:] == ["25.0 12.5 to 50.0 Retrain 10.0 (5.0 to 20.0)"] * 2
     other = full()
