@@ -203,20 +203,28 @@ def test_a_measurement_goes_over_the_data_once_and_has_no_loss(toy: Toy) -> None
         Fisher().loss(toy.model, toy.start, {}, Batch(empty, empty, empty, empty, empty))
 
 
-def test_sums_are_in_float64_whatever_the_network_computes_in() -> None:
-    @dataclass(frozen=True)
-    class One(Measurement):
-        def statistic(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Params:
-            return {"x": batch.x}
+@dataclass(frozen=True)
+class Numbers(Measurement):
+    """The examples themselves, in float32; their mean in float32 or in float64."""
 
-        def zeros(self, sent: Sent) -> Params:
-            return {"x": torch.zeros((), dtype=torch.float32)}
+    double: bool = True
 
+    def statistic(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Params:
+        return {"x": batch.x}
+
+    def zeros(self, sent: Sent) -> Params:
+        return {"x": torch.zeros((), dtype=torch.float64 if self.double else torch.float32)}
+
+
+@pytest.mark.parametrize("batch_size", [1, 64])
+def test_sums_are_in_float64_whatever_the_network_computes_in(batch_size: int) -> None:
     x = torch.cat([torch.full((1,), 2.0**25), torch.ones(63)])  # in float32, 2**25 + 1 is 2**25
     mine = Examples.unmarked(x, torch.zeros(64, dtype=torch.long))
-    found = run_client(FunctionalModel(lambda: nn.Linear(1, 1)), One(Local(batch_size=1)), mine, {"start": {}}, 0)
-    assert float(found.answer["x"]) == float(torch.tensor((2**25 + 63) / 64, dtype=torch.float32))
-    assert found.answer["x"].dtype == torch.float32
+    model = FunctionalModel(lambda: nn.Linear(1, 1))
+    for double in (False, True):
+        task = Numbers(Local(batch_size=batch_size), double=double)
+        mean = run_client(model, task, mine, {"start": {}}, 0).answer["x"]
+        assert torch.equal(mean, torch.tensor((2**25 + 63) / 64, dtype=torch.float64 if double else torch.float32))
 
 
 def test_a_network_that_cannot_be_vectorised_is_measured_example_by_example() -> None:

@@ -247,7 +247,17 @@ class Measurement(Task):
 
     @abstractmethod
     def statistic(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Params:
-        """Return the statistic of each example of `batch`: tensors `(B, …)` by name, computed at `params`."""
+        """Return the statistic of each example.
+
+        Args:
+            model: the network.
+            params: what `begin` returned: where the statistic is computed.
+            sent: the named sets of parameters that the client received.
+            batch: B examples.
+
+        Returns:
+            Tensors `(B, …)` by name, a row for each example.
+        """
 
     def zeros(self, sent: Sent) -> Params:
         """Return zeros with the names, shapes and types of the mean: by default those of the parameters."""
