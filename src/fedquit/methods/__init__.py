@@ -18,6 +18,7 @@ from fedquit.methods.not_ import NoT
 from fedquit.methods.pga import PGA
 from fedquit.methods.puf import PUF
 from fedquit.methods.rapid import RapidRetraining
+from fedquit.methods.scrub import SCRUB
 
 __all__ = ["METHODS"]
 
@@ -35,6 +36,7 @@ METHODS: dict[str, type[Method]] = {
     "rapid": RapidRetraining,
     "fused": FUSED,
     "puf": PUF,
+    "scrub": SCRUB,
     "natural": Natural,
     "retrain": Retrain,
 }
