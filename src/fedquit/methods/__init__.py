@@ -19,6 +19,7 @@ from fedquit.methods.pga import PGA
 from fedquit.methods.puf import PUF
 from fedquit.methods.rapid import RapidRetraining
 from fedquit.methods.scrub import SCRUB
+from fedquit.methods.ssd import SSD
 
 __all__ = ["METHODS"]
 
@@ -37,6 +38,7 @@ METHODS: dict[str, type[Method]] = {
     "fused": FUSED,
     "puf": PUF,
     "scrub": SCRUB,
+    "ssd": SSD,
     "natural": Natural,
     "retrain": Retrain,
 }
