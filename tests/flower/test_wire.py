@@ -100,16 +100,22 @@ def test_a_question_arrives_as_it_was_sent(
 TASKS_ON_THE_WIRE = {
     "fedquit.fedavg:Learn",
     "fedquit.methods.ascent:Climb",
+    "fedquit.methods.bad_teacher:Teach",
     "fedquit.methods.fedau:LearnBoth",
     "fedquit.methods.fedau:SendHead",
     "fedquit.methods.fedau:TrainHead",
     "fedquit.methods.fedosd:Unlikely",
     "fedquit.methods.fedquit:Distill",
     "fedquit.methods.fedunran:Mislabel",
+    "fedquit.methods.fedunran:MislabelPatiently",
     "fedquit.methods.fukd:Imitate",
     "fedquit.methods.fused:TrainAdapters",
     "fedquit.methods.mode:Guide",
     "fedquit.methods.pga:Ascend",
+    "fedquit.methods.scrub:Diverge",
+    "fedquit.methods.scrub:Errors",
+    "fedquit.methods.scrub:Repair",
+    "fedquit.methods.ssd:FisherDiagonal",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from fedquit.core.method import Method
 from fedquit.methods.ascent import GradientAscent
+from fedquit.methods.bad_teacher import BadTeacher
 from fedquit.methods.baselines import Natural, Retrain
 from fedquit.methods.fedau import FedAU
 from fedquit.methods.federaser import FedEraser
@@ -39,6 +40,7 @@ METHODS: dict[str, type[Method]] = {
     "puf": PUF,
     "scrub": SCRUB,
     "ssd": SSD,
+    "bad_teacher": BadTeacher,
     "natural": Natural,
     "retrain": Retrain,
 }
