@@ -13,17 +13,24 @@ from torch.nn import functional
 from fedquit.core import (
     Batch,
     ClientId,
+    EarlyStopping,
     Federation,
     Local,
+    Measurement,
     Memory,
     Model,
     Params,
+    Part,
+    Program,
     Reply,
     Request,
     Sent,
+    Split,
     State,
+    Step,
     Task,
     Trained,
+    per_example_gradients,
 )
 from fedquit.core.fedavg import cross_entropy
 from fedquit.core.method import Method
@@ -200,6 +207,101 @@ class SecondOrder(Method):
         task = replace(task, local=replace(task.local, optimizer="adahessian", lr=0.05, weight_decay=0.0))
         start = trained.initial if state.round == 0 else state.params
         return state.next(mean(fed.run(task, request.stay(fed.clients), split="retain", start=start)))
+
+
+@dataclass(frozen=True)
+class Fisher(Measurement):
+    """The mean of the squared gradients of the single examples."""
+
+    def statistic(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Params:
+        def loss(at: Params, some: Batch) -> Tensor:
+            return cross_entropy(model(at, some.x), some.y)
+
+        return {n: g.square() for n, g in per_example_gradients(loss, params, batch).items()}
+
+
+@dataclass(frozen=True)
+class Outputs(Measurement):
+    """The mean of the logits of three classes: a statistic that needs no gradient, and has its own shape."""
+
+    def statistic(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Params:
+        return {"logits": model(params, batch.x).double()}
+
+    def zeros(self, sent: Sent) -> Params:
+        return {"logits": torch.zeros(3, dtype=torch.float64)}
+
+
+@dataclass(frozen=True)
+class Dampen(Method):
+    """A measurement at the leaving clients and at those who stay; the server scales what matters more to the former."""
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        measure = Fisher(Local(batch_size=4))
+        theirs = mean(fed.run(measure, request.clients, split="forget", start=state.params))
+        others = mean(fed.run(measure, request.stay(fed.clients), split="retain", start=state.params))
+        return state.next({n: torch.where(theirs[n] > others[n], 0.5 * p, p) for n, p in state.params.items()})
+
+
+@dataclass(frozen=True)
+class Climb(Task):
+    """Go up the loss."""
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
+        return -cross_entropy(model(params, batch.x), batch.y)
+
+
+@dataclass(frozen=True)
+class Return(Task):
+    """Learn, and stay near the model as it was received; weigh each weight by what was measured on the way."""
+
+    needs = ("fisher",)
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
+        near = [(f * (params[n] - sent["received"][n]).square()).sum() for n, f in sent["fisher"].items()]
+        return cross_entropy(model(params, batch.x), batch.y) + torch.stack(near).sum()
+
+
+@dataclass(frozen=True)
+class ClimbAndReturn(Method):
+    """A program of three parts in one visit: measure, forget, repair."""
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        repaired_with: Split = "retain" if request.samples else "forget"
+        local = Local(epochs=2.0, batch_size=4, lr=0.05)
+        parts = (
+            Part(Fisher(Local(batch_size=4), remember="fisher"), repaired_with),
+            Part(Climb(local), "forget"),
+            Part(Return(local), repaired_with),
+        )
+        return state.next(mean(fed.run(Program(parts), request.clients, start=state.params)))
+
+
+@dataclass(frozen=True)
+class Patiently(Task):
+    """Learn random labels, and stop once the loss of an epoch has not fallen."""
+
+    patience: int = 1
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
+        return cross_entropy(model(params, batch.x), (batch.u * 3).long().clamp(max=2))
+
+    def monitor_start(self, params: Params) -> Params:
+        return EarlyStopping(self.patience, restore_best=True).start(params)
+
+    def monitor(self, state: Params, step: Step, params: Params) -> Params:
+        return EarlyStopping(self.patience, restore_best=True).observe(state, step, params)
+
+    def monitor_end(self, state: Params, params: Params) -> Params:
+        return EarlyStopping(self.patience, restore_best=True).end(state, params)
+
+
+@dataclass(frozen=True)
+class StopEarly(Method):
+    """Random labels for up to twenty epochs."""
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        task = Patiently(Local(epochs=20.0, batch_size=4, lr=0.05))
+        return state.next(mean(fed.run(task, request.clients, split="forget", start=state.params)))
 
 
 def small_net(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:

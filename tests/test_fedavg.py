@@ -23,6 +23,7 @@ from fedquit.core import (
     Local,
     Model,
     Params,
+    Program,
     Reply,
     Request,
     Sent,
@@ -44,7 +45,7 @@ class Counting:
 
     model: Model
     data: FederatedData
-    asked: list[tuple[Task, list[int], Split]] = field(default_factory=list)
+    asked: list[tuple[Any, list[int], Split]] = field(default_factory=list)
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -54,7 +55,9 @@ class Counting:
     def seed(self) -> int:
         return Address(0, "test", 0, len(self.asked)).seed_for("server")
 
-    def run(self, task: Task, clients: Sequence[int], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
+    def run(
+        self, task: Task | Program, clients: Sequence[int], *, split: Split = "all", **sent: Params
+    ) -> Iterator[Reply]:
         address = Address(0, "test", 0, len(self.asked))
         self.asked.append((task, list(clients), split))
         return SequentialEngine(self.model, self.data, {}).run(Ask(task, clients, split, sent, address))

@@ -24,6 +24,7 @@ from fedquit.methods.mode import Guide
 from fedquit.methods.pga import Ascend
 from fedquit.models import FunctionalModel, load_model
 from fedquit.running.flops import Flops, Shape, batches, step_flops
+from seam_methods import Fisher, Outputs
 
 FASHION = Shape((1, 28, 28))
 MLP = 2 * (784 * 64 + 64 * 10)  # forward of one example
@@ -330,6 +331,29 @@ def test_a_client_s_work_is_the_sum_over_its_steps(mlp: FunctionalModel) -> None
     assert flops.at_client(Learn(Local(0.5, 8)), sent, 21) == 8 * each  # 1 of 3
     assert flops.at_client(Learn(Local(0.01, 8)), sent, 5) == 5 * each  # at least one
     assert flops.at_client(Learn(Local(0.0, 8)), sent, 21) == flops.at_client(Learn(), sent, 0) == 0
+
+
+def test_a_measurement_of_gradients_is_a_forward_and_a_backward_pass(
+    mlp: FunctionalModel, cnn: FunctionalModel
+) -> None:
+    for model, forward, backward in ((mlp, MLP, MLP_BACK), (cnn, CNN, CNN_BACK)):
+        flops, sent = Flops(model, FASHION), start_of(model)
+        for size in (1, 4, 32):
+            assert step_flops(model, Fisher(), sent, FASHION, size) == size * (forward + backward)
+        assert flops.at_client(Fisher(Local(batch_size=8)), sent, 21) == 21 * (forward + backward)
+
+
+def test_a_measurement_without_gradients_is_a_forward_pass(cnn: FunctionalModel) -> None:
+    assert Flops(cnn, FASHION).at_client(Outputs(Local(batch_size=8)), start_of(cnn), 21) == 21 * CNN
+
+
+def test_fewer_steps_cost_less(mlp: FunctionalModel) -> None:
+    flops, sent, each = Flops(mlp, FASHION), start_of(mlp), MLP + MLP_BACK
+    task = Learn(Local(10.0, 8))  # 21 examples: batches of 8, 8 and 5
+    assert [flops.at_client(task, sent, 21, steps) for steps in (0, 1, 2, 3, 4, 6)] == [
+        examples * each for examples in (0, 8, 16, 21, 29, 42)
+    ]
+    assert flops.at_client(task, sent, 21, 30) == flops.at_client(task, sent, 21)
 
 
 def test_the_server_works_on_its_public_data(mlp: FunctionalModel) -> None:

@@ -58,6 +58,8 @@ def test_killed_at_every_write_a_three_round_method_goes_on_in_its_round(tmp_pat
         ("seam_methods:SubtractAndDistil", {}),  # a watcher whose sum would count a round twice
         ("seam_methods:SecondHead", {}),  # a client that builds on what it kept at home
         ("seam_methods:CountTwice", {}),  # and one that does so within a round
+        ("seam_methods:ClimbAndReturn", {}),  # a program whose reply says what each part took
+        ("seam_methods:StopEarly", {}),  # a task that ends before its plan, and is charged for what it took
         ("fedquit", {"recover": {"until": "retrained-mean-of-3", "max_rounds": 2}, "retrain": True}),
     ],
 )

@@ -7,14 +7,26 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from fedquit.core import ClientId, Federation, Memory, Params, Reply, Request, State, Trained, Training
+from fedquit.core import (
+    ClientId,
+    Federation,
+    Memory,
+    Params,
+    Part,
+    Program,
+    Reply,
+    Request,
+    State,
+    Trained,
+    Training,
+)
 from fedquit.core.fedavg import Learn
 from fedquit.core.method import Method
 from fedquit.core.params import fingerprint
@@ -343,6 +355,26 @@ def test_federaser_replays_the_rounds_after_a_join_too(tmp_path: Path) -> None:
     results = run(tiny(request=events, method={"name": "federaser"}), tmp_path / "a")
     unlearned = [row["rounds"] for row in results["rows"] if row["phase"] == "unlearned"]
     assert unlearned == [3, 5]
+
+
+def test_no_part_of_a_program_reaches_the_forgotten_data_in_the_recovery() -> None:
+    class Asked:
+        """A federation that writes down what it is asked."""
+
+        model = seed = None
+        clients = (0, 1)
+        programs: ClassVar[list[Program]] = []
+
+        def run(self, task: Program, clients: object, **sent: Params) -> Iterator[Reply]:
+            self.programs.append(task)
+            return iter(())
+
+    retained = lifecycle.RetainedData(Asked())  # type: ignore[arg-type]
+    list(retained.run(Program((Part(Learn()), Part(Learn(), "retain"))), [0], start={}))
+    assert [part.split for part in Asked.programs[0].parts] == ["retain", "retain"]
+    with pytest.raises(TransitionError, match="asks for the forgotten data in its recovery"):
+        retained.run(Program((Part(Learn(), "retain"), Part(Learn(), "forget"))), [0], start={})
+    assert len(Asked.programs) == 1
 
 
 def test_recovery_never_reaches_the_forgotten_data(tmp_path: Path) -> None:

@@ -26,7 +26,17 @@ from fedquit.running.training_cache import train as train_federation
 from seam_methods import FromOwn, Imitate, LearnHead
 from worlds import tiny
 
-NAMES = ["Degrade", "SubtractAndDistil", "SecondHead", "HeadOnly", "ClimbFromOwn", "SecondOrder"]
+NAMES = [
+    "Degrade",
+    "SubtractAndDistil",
+    "SecondHead",
+    "HeadOnly",
+    "ClimbFromOwn",
+    "SecondOrder",
+    "Dampen",
+    "ClimbAndReturn",
+    "StopEarly",
+]
 
 
 def train(setup: Setup, data: FederatedData, cache: Path, request: Request | None) -> Federated:

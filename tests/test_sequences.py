@@ -23,7 +23,7 @@ from fedquit.audit.metrics.holdout import holdout_null
 from fedquit.audit.metrics.klom import klom
 from fedquit.audit.metrics.leakage import leakage
 from fedquit.audit.scores import Scores, js_divergence, score_examples
-from fedquit.core import Batch, Local, Params, Request, Task
+from fedquit.core import Batch, Local, Measurement, Params, Request, Task
 from fedquit.core.fedavg import Learn
 from fedquit.data.samples import choose_samples
 from fedquit.distill.losses import LOSSES
@@ -32,14 +32,17 @@ from fedquit.engine import Address
 from fedquit.errors import InputError, RequestError
 from fedquit.methods import METHODS
 from fedquit.methods.ascent import Climb
-from fedquit.methods.fedau import LearnBoth, TrainHead
+from fedquit.methods.bad_teacher import Teach
+from fedquit.methods.fedau import LearnBoth, SendHead, TrainHead
 from fedquit.methods.fedosd import Unlikely
 from fedquit.methods.fedquit import Distill
-from fedquit.methods.fedunran import Mislabel
+from fedquit.methods.fedunran import Mislabel, MislabelPatiently
 from fedquit.methods.fukd import Imitate
 from fedquit.methods.fused import TrainAdapters, places
 from fedquit.methods.mode import Guide
 from fedquit.methods.pga import Ascend
+from fedquit.methods.scrub import Diverge, Errors, Repair
+from fedquit.methods.ssd import FisherDiagonal
 from fedquit.models import FunctionalModel
 from fedquit.report import write_report
 from fedquit.running.runner import run
@@ -69,6 +72,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fedosd projected": {"name": "fedosd", "unlearning_rounds": 2, "recovery": "projected"},
     "rapid adahessian": {"name": "rapid", "preset": "adahessian"},  # differentiates the LSTM twice
     "puf special": {"name": "puf", "preset": "special"},
+    "fedunran authors": {"name": "fedunran", "preset": "authors"},
+    "scrub authors": {"name": "scrub", "preset": "authors"},
+    "scrub rewind": {"name": "scrub", "rewind": True},
+    "bad_teacher phases": {"name": "bad_teacher", "samples": "phases"},
 }
 UNCHANGED = {"natural"}  # after the unlearning
 
@@ -210,6 +217,10 @@ CASES: dict[str, Case] = {
     "train head": Case(TrainHead(), params=lambda: HEAD),
     "learn both": Case(LearnBoth(), params=lambda: {**OTHER, **{f"auxiliary:{n}": p + 0.1 for n, p in HEAD.items()}}),
     "adapters": Case(TrainAdapters(), params=lambda: ADAPTERS),
+    "mislabel patiently": Case(MislabelPatiently()),
+    "diverge": Case(Diverge(), sent=lambda: {"start": START, "teacher": START}),
+    "repair": Case(Repair(alpha=0.5), sent=lambda: {"start": START, "teacher": START}),
+    "teach": Case(Teach(), sent=lambda: {"start": START, "incompetent": PLACEWISE.init(2), "competent": START}),
     **{f"distill {t} {d}": Case(Distill(teacher=t, divergence=d)) for t in TEACHERS for d in LOSSES},
 }
 
@@ -232,8 +243,26 @@ def test_every_task_of_every_method_is_compared() -> None:
     while kinds:
         kinds += (below := kinds.pop().__subclasses__())
         found |= {k for k in below if k.__module__.startswith("fedquit.")}
-    trains = {k for k in found if k.__name__ != "SendHead"}  # which takes no step
-    assert trains == compared
+    takes_no_step = {SendHead, Measurement, *Measurement.__subclasses__()}
+    assert found - takes_no_step == compared
+
+
+def test_the_error_of_a_window_is_the_mean_over_its_places() -> None:
+    windows, characters = (
+        Errors().statistic(PLACEWISE, OTHER, {"start": OTHER}, batch)["wrong"] for batch in (WINDOWS, CHARACTERS)
+    )
+    torch.testing.assert_close(windows, characters.unflatten(0, (7, LENGTH)).mean(1))
+
+
+def test_a_window_is_one_example_of_the_fisher_diagonal() -> None:
+    measured = FisherDiagonal().statistic(PLACEWISE, OTHER, {"start": OTHER}, WINDOWS)
+    for window in range(7):
+        leaves = {n: p.clone().requires_grad_() for n, p in OTHER.items()}
+        logits = PLACEWISE(leaves, WINDOWS.x[window])
+        nn.functional.cross_entropy(logits, WINDOWS.y[window]).backward()
+        for n, p in leaves.items():
+            assert p.grad is not None
+            torch.testing.assert_close(measured[n][window], p.grad.square(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("teacher", TEACHERS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedquit.core import Model, Params, Reply, State
+from fedquit.core import Effort, Model, Params, Part, Program, Reply, State
 from fedquit.core.fedavg import Learn
 from fedquit.core.params import mean
 from fedquit.engine import Address, Ask
@@ -71,6 +71,43 @@ def test_nobody_is_asked_who_is_not_there(engine: Scripted) -> None:
     with pytest.raises(RequestError, match=r"client 1 cannot be asked in phase 'recover-0'.*enrolled anew"):
         session.run(Learn(), [0, 1], start=START)
     assert engine.asked == []
+
+
+PROGRAM = Program((Part(Learn(), "forget"), Part(Learn(), "retain")))
+
+
+def test_a_program_is_one_question_to_those_who_are_there(engine: Scripted) -> None:
+    events: list[dict[str, object]] = []
+    session = Session(engine, 0, (0, 2), log=events.append)
+    session.enter("unlearn-0", 0)
+    list(session.run(PROGRAM, [0, 2], start=START))
+    assert [(a.question, c) for a, c in engine.asked] == [(0, 0), (0, 2)]
+    assert [(e["task"], e["split"]) for e in events] == [("Learn+Learn", "forget+retain")] * 2
+    with pytest.raises(RequestError, match="client 1 cannot be asked"):
+        session.run(PROGRAM, [1], start=START)
+    with pytest.raises(InputError, match="leave out split='forget'"):
+        session.run(PROGRAM, [0], split="forget", start=START)
+    with pytest.raises(InputError, match="ask the server for one task at a time"):
+        session.run_at_server(PROGRAM, start=START)  # type: ignore[arg-type]
+
+
+def test_what_a_visit_took_survives_a_kill_and_is_charged_once(toy_model: Model, tmp_path: Path) -> None:
+    @dataclass
+    class Visits(Scripted):
+        def run(self, ask: Ask) -> Iterator[Reply]:
+            for reply in super().run(ask):
+                yield Reply(reply.client, reply.params, 30, 0.5, (Effort(10, 1), Effort(20, 1)))
+
+    engine = Visits(toy_model, ones)
+    meters = []
+    for _ in range(2):
+        session = Session(engine, 0, (0, 1), Journal(tmp_path))
+        session.enter("unlearn-0", 0)
+        meters.append(Metered(session))
+        (reply,) = meters[-1].run(PROGRAM, [0], start=START)
+        assert reply.efforts == (Effort(10, 1), Effort(20, 1))
+    assert len(engine.asked) == 1
+    assert meters[0].costs == meters[1].costs == Costs(12, 12, 1, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedquit.core import Params, Reply, State
+from fedquit.core import Effort, Params, Reply, State
 from fedquit.core.params import fingerprint
 from fedquit.errors import StoreError
 from fedquit.running.runner import run
@@ -194,6 +194,11 @@ def test_a_journal_gives_back_what_was_answered(tmp_path: Path) -> None:
     nobody = journal.get("round0-question0", 4)
     assert nobody is not None
     assert nobody.loss != nobody.loss
+    assert reply.efforts == nobody.efforts == (), "as in journals of earlier versions"
+    journal.put("round0-question1", Reply(3, some(1.0), 17, 0.25, (Effort(5, 2), Effort(12, 0))))
+    visit = journal.get("round0-question1", 3)
+    assert visit is not None
+    assert visit.efforts == (Effort(5, 2), Effort(12, 0))
     journal.clear()
     assert journal.get("round0-question0", 3) is None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Federated unlearning: FedQUIT, fourteen other methods, and the evaluation of unlearned models.
+"""Federated unlearning: FedQUIT, seventeen other methods, and the evaluation of unlearned models.
 
 For a PyTorch model and a forget set, without any federation:
 

@@ -292,6 +292,7 @@ def test_every_engine_computes_in_the_precision_that_is_asked_for(
 ) -> None:
     model, before = FunctionalModel(Watching, torch.float64), switches()
     asked = ask(model.init(0))
+    assert isinstance(asked.task, Learn)
     asked = replace(asked, task=Learn(replace(asked.task.local, optimizer=optimizer)))
     engine = open_engine(name, model, toy_data, {}, precision)
     replies = engine.run(asked)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import weakref
 from collections.abc import Callable, Mapping
@@ -26,14 +27,17 @@ from fedquit.distill.virtual_teacher import TEACHERS
 from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine
 from fedquit.engine.stacked import replay
 from fedquit.methods.ascent import Climb
+from fedquit.methods.bad_teacher import Teach
 from fedquit.methods.fedau import LearnBoth, SendHead, TrainHead
 from fedquit.methods.fedosd import Unlikely
 from fedquit.methods.fedquit import Distill
-from fedquit.methods.fedunran import Mislabel
+from fedquit.methods.fedunran import Mislabel, MislabelPatiently
 from fedquit.methods.fukd import Imitate
 from fedquit.methods.fused import TrainAdapters, places
 from fedquit.methods.mode import Guide
 from fedquit.methods.pga import Ascend
+from fedquit.methods.scrub import Diverge, Errors, Repair
+from fedquit.methods.ssd import FisherDiagonal
 from fedquit.models import FunctionalModel, load_model
 from fedquit.running.runner import run
 from fedquit.running.store import load_params
@@ -114,6 +118,7 @@ class Case:
 
 
 HEAD = ("7.weight", "7.bias")  # of the toy network
+TEACH = ("incompetent", "competent", "both")
 
 
 def only_head(w: Params) -> Params:
@@ -139,6 +144,12 @@ CASES: dict[str, Case] = {
     "learn both": Case(LearnBoth(LOCAL), homes=lambda w, v: {"auxiliary": only_head(v)}),
     "send head": Case(SendHead(Local(epochs=0.0)), homes=lambda w, v: {"auxiliary": only_head(v)}),
     "adapters": Case(TrainAdapters(LOCAL, seed=3), sent=lambda w, v: adapters(w)),
+    "diverge": Case(Diverge(LOCAL), sent=lambda w, v: {"teacher": v}),
+    "repair": Case(Repair(LOCAL, alpha=0.5), sent=lambda w, v: {"teacher": v}),
+    **{f"teach {t}": Case(Teach(LOCAL, teachers=t), sent=lambda w, v: {"competent": v}) for t in TEACH},
+    "mislabel patiently": Case(MislabelPatiently(replace(LOCAL, epochs=9.0), patience=1)),
+    "errors": Case(Errors()),
+    "fisher": Case(FisherDiagonal()),
     **{
         f"distill {t} {d}": Case(Distill(replace(LOCAL, optimizer="adam", lr=1e-3), teacher=t, divergence=d))
         for t in TEACHERS
@@ -168,7 +179,7 @@ def test_every_task_of_every_method_is_compared() -> None:
     kinds = [Task]
     while kinds:
         kinds += (below := kinds.pop().__subclasses__())
-        tasks |= {k for k in below if k.__module__.startswith("fedquit.")}
+        tasks |= {k for k in below if k.__module__.startswith("fedquit.") and not inspect.isabstract(k)}
     assert tasks == {type(case.task) for case in CASES.values()}
 
 

@@ -43,7 +43,13 @@ SHORT: dict[str, dict[str, Any]] = {  # of what would take long
 }
 
 
-OTHERS = ["seam_methods:CountTwice", "flower.fixed_method:Weighed"]  # what no method of METHODS needs of a client
+OTHERS = [  # what no method of METHODS needs of a client
+    "seam_methods:CountTwice",
+    "seam_methods:Dampen",
+    "seam_methods:ClimbAndReturn",
+    "seam_methods:StopEarly",
+    "flower.fixed_method:Weighed",
+]
 
 
 def simulated(

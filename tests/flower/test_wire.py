@@ -20,7 +20,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedquit.core import Batch, Local, Model, Params, Reply, Sent, Task
+from fedquit.core import Batch, Effort, Local, Model, Params, Part, Program, Reply, Sent, Task
 from fedquit.core.fedavg import Learn
 from fedquit.engine import Address, Ask
 from fedquit.errors import FedquitError, InputError
@@ -29,6 +29,7 @@ from fedquit.methods.fedquit import Distill
 from fedquit.methods.fused import TrainAdapters
 from fedquit.methods.pga import Ascend
 from fedquit.models import FunctionalModel
+from seam_methods import Climb, Fisher, Outputs, Patiently, Return
 
 pytestmark = pytest.mark.flower
 
@@ -50,6 +51,8 @@ tasks = st.one_of(
     st.builds(Distill, teacher=st.sampled_from(["min", "rand"]), v=st.floats(allow_nan=False), k=st.integers(1, 9)),
     st.builds(Ascend, squared=st.booleans(), halt=st.just(math.inf), seed=st.integers(0, 2**63 - 1)),
 )
+splits = st.sampled_from(["all", "forget", "retain"])
+programs = st.builds(Program, st.lists(st.builds(Part, tasks, splits), min_size=1, max_size=3).map(tuple))
 
 
 def travelled(content: RecordDict) -> RecordDict:
@@ -67,16 +70,22 @@ def equal(a: Params, b: Params) -> bool:
 
 @settings(max_examples=60)
 @given(
-    task=tasks,
+    task=tasks | programs,
     client=st.integers(0, 10**6),
-    split=st.sampled_from(["all", "forget", "retain"]),
+    split=splits,
     sent=st.dictionaries(names, sets, max_size=3),
     address=st.builds(Address, st.integers(-(2**80), 2**80), names, st.integers(0, 10**4), st.integers(0, 99)),
     serving=st.builds(wire.Serving, st.sampled_from(["", "client", "samples"]), names),
     verdicts=st.dictionaries(names, names, max_size=2),
 )
 def test_a_question_arrives_as_it_was_sent(
-    task: Task, client: int, split: Any, sent: Sent, address: Address, serving: wire.Serving, verdicts: dict[str, str]
+    task: Task | Program,
+    client: int,
+    split: Any,
+    sent: Sent,
+    address: Address,
+    serving: wire.Serving,
+    verdicts: dict[str, str],
 ) -> None:
     sent = {**sent, **({"again": next(iter(sent.values()))} if sent else {})}
     question = wire.Question(Ask(task, (client,), split, sent, address), "abc", 7, serving, verdicts)
@@ -91,16 +100,22 @@ def test_a_question_arrives_as_it_was_sent(
 TASKS_ON_THE_WIRE = {
     "fedquit.fedavg:Learn",
     "fedquit.methods.ascent:Climb",
+    "fedquit.methods.bad_teacher:Teach",
     "fedquit.methods.fedau:LearnBoth",
     "fedquit.methods.fedau:SendHead",
     "fedquit.methods.fedau:TrainHead",
     "fedquit.methods.fedosd:Unlikely",
     "fedquit.methods.fedquit:Distill",
     "fedquit.methods.fedunran:Mislabel",
+    "fedquit.methods.fedunran:MislabelPatiently",
     "fedquit.methods.fukd:Imitate",
     "fedquit.methods.fused:TrainAdapters",
     "fedquit.methods.mode:Guide",
     "fedquit.methods.pga:Ascend",
+    "fedquit.methods.scrub:Diverge",
+    "fedquit.methods.scrub:Errors",
+    "fedquit.methods.scrub:Repair",
+    "fedquit.methods.ssd:FisherDiagonal",
 }
 
 
@@ -194,6 +209,22 @@ def test_no_name_from_outside_is_ever_imported(name: str, sent: RecordDict) -> N
         ({"task": {"name": "fedquit.fedavg:Learn", "fields": {"local": {"lr": "high"}}}}, "must be of type float"),
         ({"task": {"name": "fedquit.fedavg:Learn", "fields": {"speed": 1}}}, "unknown key in task 'speed'"),
         ({"split": "everything"}, "must be all, forget or retain"),
+        ({"task": {"name": "program", "parts": []}}, "at least one"),
+        ({"task": {"name": "program", "parts": [{"split": "all"}]}}, "cannot be read"),
+        (
+            {"task": {"name": "program", "parts": [{"task": {"name": "os:system", "fields": {}}, "split": "all"}]}},
+            "is not known here",
+        ),
+        (
+            {
+                "task": {
+                    "name": "program",
+                    "parts": [{"task": {"name": "fedquit.fedavg:Learn", "fields": {}}, "split": "x"}],
+                }
+            },
+            "must be all, forget or retain",
+        ),
+        ({"task": {"name": "fedquit.core.types:Measurement", "fields": {}}}, "is not known here"),
         ({"sent": {"start": 5}}, "cannot be read"),
         ({"address": {"seed": 0}}, "cannot be read"),
         ({"verdicts": 3}, "cannot be read"),
@@ -249,3 +280,87 @@ def test_what_may_come_back_is_what_the_task_answers(toy_model: FunctionalModel,
     ascend = wire.expected_reply(Ascend(), toy_model, {"start": toy_start})  # needs what only the client has
     assert not ascend.whole
     assert list(ascend.like) == list(toy_start)
+
+
+# Programs and monitored tasks
+
+PROGRAM = Program((Part(Climb(Local(2.0, 4)), "forget"), Part(Patiently(Local(3.0, 4)), "retain")))
+
+
+def reply_to(
+    task: Task | Program,
+    examples: int,
+    efforts: tuple[Effort, ...],
+    start: Params,
+    changes: dict[str, Any] | None = None,
+) -> tuple[RecordDict, wire.Question, wire.ExpectedReply]:
+    """A client's answer, with changes to its JSON, its question and what is expected."""
+    ask = Ask(task, (3,), "all" if isinstance(task, Program) else "forget", {"start": start}, Address(0, "unlearn-0"))
+    question = wire.Question(ask, "abc")
+    content = wire.answer_to_records(wire.Answer(Reply(3, start, examples, 0.5, efforts)), question)
+    words = json.loads(str(content.config_records[wire.REPLY]["words"])) | (changes or {})
+    content[wire.REPLY] = ConfigRecord({"words": json.dumps(words)})
+    return content, question, wire.ExpectedReply(start, whole=True)
+
+
+def test_a_visit_says_what_each_part_took(toy_start: Params) -> None:
+    efforts = (Effort(9, 6), Effort(14, 5))  # 3 and 4 batches an epoch: all of 6 steps, 5 of 12
+    answer = wire.answer_from_records(*reply_to(PROGRAM, 23, efforts, toy_start))
+    assert answer.reply.efforts == efforts
+    assert answer.reply.examples == 23
+    (task,) = (PROGRAM.parts[1].task,)
+    alone = wire.answer_from_records(*reply_to(task, 14, (Effort(14, 1),), toy_start))
+    assert alone.reply.efforts == (Effort(14, 1),)
+    empty = wire.answer_from_records(*reply_to(PROGRAM, 0, (Effort(0, 0), Effort(0, 0)), toy_start))
+    assert empty.reply.efforts == (Effort(0, 0), Effort(0, 0))
+
+
+def test_a_task_that_takes_what_was_planned_need_not_say_so(toy_start: Params) -> None:
+    answer = wire.answer_from_records(*reply_to(Climb(), 9, (), toy_start, {"efforts": [[9, 10**9]]}))
+    assert answer.reply.efforts == (), "and is not believed if it says something else"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"efforts": None}, "for each of 2 parts"),
+        ({"efforts": [[9, 6]]}, "for each of 2 parts"),
+        ({"efforts": [[9, 6], [14, 13]]}, "13 steps on 14 examples, where 12 were planned"),
+        ({"efforts": [[9, 6], [14, 0]]}, "0 steps on 14 examples"),  # a monitor sees one step at least
+        ({"efforts": [[9, 5], [14, 5]]}, "5 steps on 9 examples, where 6 were planned"),  # this part has no monitor
+        ({"efforts": [[9, 6], [14, -1]]}, "number of steps is -1"),
+        ({"efforts": [[9, 6], [14, True]]}, "number of steps is True"),
+        ({"efforts": [[9, 6], [14.0, 5]]}, "number of examples is 14.0"),
+        ({"efforts": [[9, 6], "5"]}, "it must be two numbers"),
+        ({"examples": 22}, "contradict each other"),
+    ],
+)
+def test_what_a_client_says_it_took_is_held_against_the_plan(
+    changes: dict[str, Any], sentence: str, toy_start: Params
+) -> None:
+    with pytest.raises(wire.InvalidMessage, match=sentence):
+        wire.answer_from_records(*reply_to(PROGRAM, 23, (Effort(9, 6), Effort(14, 5)), toy_start, changes))
+
+
+def test_two_parts_of_one_split_must_have_the_same_examples(toy_start: Params) -> None:
+    twice = Program((Part(Climb(Local(1.0, 4)), "forget"), Part(Climb(Local(1.0, 4)), "forget")))
+    wire.answer_from_records(*reply_to(twice, 8, (Effort(8, 2), Effort(8, 2)), toy_start))
+    with pytest.raises(wire.InvalidMessage, match="contradict each other"):
+        wire.answer_from_records(*reply_to(twice, 8, (Effort(4, 1), Effort(8, 2)), toy_start))
+
+
+def test_what_may_come_back_from_measurements_and_programs(toy_model: FunctionalModel, toy_start: Params) -> None:
+    fisher = wire.expected_reply(Fisher(), toy_model, {"start": toy_start})
+    assert fisher.whole
+    assert {n: p.shape for n, p in fisher.like.items()} == {n: p.shape for n, p in toy_start.items()}
+    outputs = wire.expected_reply(Outputs(), toy_model, {"start": toy_start})
+    assert {n: tuple(p.shape) for n, p in outputs.like.items()} == {"logits": (3,)}
+    program = wire.expected_reply(PROGRAM, toy_model, {"start": toy_start})
+    assert program.whole
+    assert list(program.like) == list(toy_start)
+    last = wire.expected_reply(Program((*PROGRAM.parts, Part(Outputs()))), toy_model, {"start": toy_start})
+    assert list(last.like) == ["logits"]
+    needy = wire.expected_reply(Program((Part(Ascend()),)), toy_model, {"start": toy_start})
+    assert not needy.whole, "it needs what only the client has"
+    kept = Program((Part(Fisher(remember="fisher")), Part(Return())))
+    assert wire.expected_reply(kept, toy_model, {"start": toy_start}).whole, "what a part keeps is there for the next"

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from fedquit.core import (
     Memory,
     Model,
     Params,
+    Program,
     Reply,
     Request,
     Sent,
@@ -33,6 +35,7 @@ from fedquit.core import (
     Training,
 )
 from fedquit.core.fedavg import Learn
+from fedquit.data.federated import FederatedData
 from fedquit.engine import Examples, sequential
 from fedquit.running.session import Session
 from fedquit.running.setup import Setup
@@ -92,7 +95,7 @@ class BodyAndHead:
 class Question:
     """What a federation was asked."""
 
-    task: Task
+    task: Task  # or a program
     clients: tuple[ClientId, ...]
     split: Split
     sent: Sent
@@ -112,8 +115,10 @@ class Scripted:
     def clients(self) -> tuple[ClientId, ...]:
         return tuple(self.examples)
 
-    def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
-        question = Question(task, tuple(clients), split, sent)
+    def run(
+        self, task: Task | Program, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params
+    ) -> Iterator[Reply]:
+        question = Question(cast(Task, task), tuple(clients), split, sent)
         self.asked.append(question)
         return (Reply(c, self.answer(question, c), self.examples[c]) for c in question.clients)
 
@@ -182,10 +187,16 @@ def column(*values: float) -> Tensor:
     return numbers(*values).unsqueeze(-1)
 
 
+def marked_data(setup: Setup, request: Request) -> FederatedData:
+    """The data with what the request names marked; of samples, the first seven of each client."""
+    samples = {c: setup.data.train[c][:7] for c in request.clients} if request.samples else None
+    return setup.data.mark(request, samples)
+
+
 def served(setup: Setup, where: Path, request: Request) -> tuple[Session, State, Trained]:
     """Train a recipe's federation and stand at the beginning of the unlearning phase."""
     name, method = setup.recipe.method_name, setup.method
-    marked = setup.data.mark(request)
+    marked = marked_data(setup, request)
     data = marked if method.knows_request else setup.data
     original = train(setup, data, where / "cache", reporter=Silent(), attached={name: method}, request=request)
     kept = Memories.open(where / "unlearning", original.memories)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from torch import Tensor
+from torch.func import debug_unwrap
 
 from fedquit.core import SERVER, Learn, Memory, Model, Params, Reply, Request
 from fedquit.data.federated import FederatedData
@@ -47,6 +48,9 @@ SEES: dict[tuple[str, str], tuple[str, str, str]] = {
     ("fused", ""): ("", VARIED, VARIED),
     ("puf", ""): (VARIED, VARIED, VARIED),
     ("puf", "special"): (VARIED, "", VARIED),
+    ("scrub", ""): (STORED, STORED, VARIED),
+    ("ssd", ""): (STORED, STORED, VARIED),
+    ("bad_teacher", ""): (STORED, STORED, VARIED),
     ("natural", ""): ("", "", VARIED),
     ("retrain", ""): ("", VARIED, ""),
 }
@@ -68,7 +72,7 @@ class Watched:
     data: FederatedData
     memory: Memory
     seen: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
-    now: set[str] = field(default_factory=set)
+    images: list[Tensor] = field(default_factory=list)  # of the present visit
 
     def __post_init__(self) -> None:
         self.stored = {image.numpy().tobytes() for image in self.data.dataset.look.plain(self.data.x)}
@@ -77,15 +81,19 @@ class Watched:
         return self.model.init(seed)
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        self.now.update(STORED if image.numpy().tobytes() in self.stored else VARIED for image in x)
+        self.images.append(debug_unwrap(x))  # gradients of single examples wrap them
         return self.model(params, x)
 
     def run(self, ask: Ask) -> Iterator[Reply]:
         phase = ask.address.phase.partition("-")[0]
         for client in ask.clients:
             who = "server" if client == SERVER else "leaving" if client in LEAVES.clients else "staying"
-            self.now = self.seen[phase, who]
-            yield from SequentialEngine(self, self.data, self.memory).run(replace(ask, clients=(client,)))
+            replies = list(SequentialEngine(self, self.data, self.memory).run(replace(ask, clients=(client,))))
+            images = [image for batch in self.images for image in batch.detach().flatten(0, -4)]
+            self.images.clear()
+            kinds = {STORED if image.numpy().tobytes() in self.stored else VARIED for image in images}
+            self.seen[phase, who] |= kinds
+            yield from replies
 
 
 def watched(name: str, preset: str, where: Path) -> dict[tuple[str, str], set[str]]:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedquit.core import ClientId, Federation, Model, Params, Reply, Request, Split, State, Task, Trained
+from fedquit.core import ClientId, Federation, Model, Params, Program, Reply, Request, Split, State, Task, Trained
 from fedquit.core.method import Method
 from fedquit.core.params import fingerprint
+from fedquit.core.types import parts_of
 from fedquit.data.federated import FederatedData
 from fedquit.errors import RequestError
 from fedquit.methods import METHODS
@@ -59,20 +60,27 @@ class Guarded:
     def seed(self) -> int:
         return self.inner.seed
 
-    def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
-        for client in clients:
-            leaving = client in self.request.clients
-            if leaving and not self.request.samples:
-                assert self.phase == "unlearn", f"client {client} was asked after it had left"
-                assert split == "forget", f"the leaving client {client} was asked to use its {split!r} data"
-            if not leaving:
-                assert split != "forget", f"client {client} has nothing to forget"
-            if leaving and self.request.samples and self.phase == "recover":
-                assert split == "retain", "forgotten samples were used after the unlearning"
-            self.asked.append((self.phase, client, split))
-        for value in task.__dict__.values():
-            assert isinstance(value, int | float | str | bool) or dataclasses.is_dataclass(value), "tasks are scalars"
+    def run(
+        self, task: Task | Program, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params
+    ) -> Iterator[Reply]:
+        for part in parts_of(task, split):
+            for client in clients:
+                self.check_split(client, part.split)
+            for value in part.task.__dict__.values():
+                scalar = isinstance(value, int | float | str | bool) or dataclasses.is_dataclass(value)
+                assert scalar, "tasks are scalars"
         return self.inner.run(task, clients, split=split, **sent)
+
+    def check_split(self, client: ClientId, split: Split) -> None:
+        leaving = client in self.request.clients
+        if leaving and not self.request.samples:
+            assert self.phase == "unlearn", f"client {client} was asked after it had left"
+            assert split == "forget", f"the leaving client {client} was asked to use its {split!r} data"
+        if not leaving:
+            assert split != "forget", f"client {client} has nothing to forget"
+        if leaving and self.request.samples and self.phase == "recover":
+            assert split == "retain", "forgotten samples were used after the unlearning"
+        self.asked.append((self.phase, client, split))
 
     def run_at_server(self, task: Task, **sent: Params) -> Params:
         return self.inner.run_at_server(task, **sent)

@@ -26,6 +26,22 @@ from reference.world import BATCH, FORGET, ONE, SAMPLES, SIZES, TRAIN, Erasure, 
 ONE_VISIT, ALL_ROUNDS = 1e-12, 1e-10
 NO_ROUNDING = 1e-6  # a difference above this is none of rounding
 
+METHOD_TESTS = Path(__file__).parent.parent / "methods"
+_SCRUB = "test_whole_clients_alternate_with_those_who_stay"
+_SSD = "test_the_federation_dampens_as_the_paper_does_on_the_pooled_data"
+_BAD_TEACHER = "test_those_who_leave_follow_the_one_and_those_who_stay_then_the_other"
+ELSEWHERE = {  # methods and presets whose transcription is a test of their own file
+    ("scrub", ""): _SCRUB,
+    ("scrub", "authors"): _SCRUB,
+    ("ssd", ""): _SSD,
+    ("ssd", "authors"): _SSD,
+    ("ssd", "vit"): _SSD,
+    ("ssd", "faces"): _SSD,
+    ("bad_teacher", ""): _BAD_TEACHER,
+    ("bad_teacher", "authors"): _BAD_TEACHER,
+    ("fedunran", "authors"): "test_a_client_stops_as_the_authors_code_does_and_goes_back_to_its_best_epoch",
+}
+
 RUNS = runs_on_all_engines(case for case in CASES if case.method != "fedquit")
 
 
@@ -38,7 +54,9 @@ def test_a_method_follows_its_paper(engine: str, case: Case, erasure: Erasure) -
 
 def test_every_method_and_every_preset_has_a_transcription() -> None:
     expected = {(name, preset) for name, cls in METHODS.items() for preset in ("", *cls.presets)}
-    assert {(case.method, case.preset) for case in CASES} == expected
+    assert {(case.method, case.preset) for case in CASES} == {(n, p) for n, p in expected if (n, p) not in ELSEWHERE}
+    for (name, preset), test in ELSEWHERE.items():
+        assert f"def {test}(" in (METHOD_TESTS / f"test_{name}.py").read_text(), f"{name} {preset} has none"
 
 
 def test_the_transcriptions_take_from_the_package_the_plan_the_data_and_the_network_alone() -> None:

@@ -18,14 +18,17 @@ from fedquit.core.params import placed
 from fedquit.data.federated import FederatedData
 from fedquit.engine import ENGINES, Address, Ask, open_engine
 from fedquit.methods.ascent import Climb
+from fedquit.methods.bad_teacher import Teach
 from fedquit.methods.fedau import LearnBoth, TrainHead
 from fedquit.methods.fedosd import Unlikely
 from fedquit.methods.fedquit import Distill
-from fedquit.methods.fedunran import Mislabel
+from fedquit.methods.fedunran import Mislabel, MislabelPatiently
 from fedquit.methods.fukd import Imitate
 from fedquit.methods.fused import ADAPTER, TrainAdapters, places
 from fedquit.methods.mode import Guide
 from fedquit.methods.pga import Ascend
+from fedquit.methods.scrub import Diverge, Repair
+from fedquit.methods.ssd import FisherDiagonal
 from fedquit.models import FunctionalModel, load_model
 
 LIMITS = {("cpu", "float64"): 1e-12, ("cuda", "float64"): 1e-12, ("cpu", "float32"): 1e-4, ("cuda", "float32"): 1e-3}
@@ -73,6 +76,11 @@ def cases(model: FunctionalModel, device: torch.device) -> dict[str, Case]:
         "head": (TrainHead(LOCAL), {"head": head}, {}),
         "both heads": (LearnBoth(LOCAL), {}, {"auxiliary": head}),
         "adapters": (TrainAdapters(LOCAL), {"adapters": adapter}, {}),
+        "diverge": (Diverge(LOCAL), {"teacher": other}, {}),
+        "repair": (Repair(LOCAL, alpha=0.5), {"teacher": other}, {}),
+        "two teachers": (Teach(LOCALS["adam"], seed=5), {"competent": other}, {}),
+        "early stop": (MislabelPatiently(replace(LOCAL, epochs=9.0), patience=1), {}, {}),
+        "Fisher diagonal": (FisherDiagonal(Local(batch_size=8)), {}, {}),
     }
     return {n: Case(task, {"start": start, **sent}, home) for n, (task, sent, home) in given.items()}
 
@@ -126,7 +134,9 @@ def _scaled(params: Params, factor: float) -> Params:
 def _distance(params: Params, expected: Params) -> float:
     scale = max(float(p.abs().max()) for p in expected.values())
     far = max(float((params[n] - p).abs().max()) for n, p in expected.items())
-    return far / scale if not math.isnan(far) else float("inf")  # NaN is as far as can be
+    if math.isnan(far):
+        return float("inf")  # as far as can be
+    return far / scale if scale else far  # who has no example measures zeros
 
 
 def _low_precision(device: torch.device, rounds: int, network: str = "resnet18") -> list[Figure]:

@@ -73,7 +73,6 @@ class Method(ABC):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other readings of the method, as changes of the defaults
     at_home: ClassVar[tuple[str, ...]] = ()  # what its clients keep in their own memory
-    needs_public_data: ClassVar[bool] = False
     recovers: ClassVar[bool] = True  # whether ordinary training follows; retraining needs none
     knobs: ClassVar[tuple[Knob, ...]] = ()  # which fields set how strongly it unlearns: what a study sweeps
 
@@ -130,6 +129,11 @@ class Method(ABC):
             model_bytes: of one set of parameters.
         """
         return 0
+
+    @property
+    def needs_public_data(self) -> bool:
+        """Whether the server needs data of its own."""
+        return False
 
     @property
     def knows_request(self) -> bool:

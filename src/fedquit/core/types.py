@@ -2,10 +2,12 @@
 """The vocabulary: federation, task, request, state, training. Begin reading here.
 
 A *method* says what the server does in one round: a function from `State` to `State`. What a client
-does is a value, a `Task`. Between them stands a `Federation`: the method asks
-(`fed.run(task, clients, start=w)`) and gets replies. Whoever drives the rounds evaluates, stores,
-counts and stops; a method has no files, devices or clocks. Because the state is all that a method
-carries from round to round, a run that was killed goes on in the round where it stopped.
+does is a value: a `Task`, which trains; a `Measurement`, which averages a statistic over the
+examples; or a `Program`, several of these in one visit. Between them stands a `Federation`: the
+method asks (`fed.run(task, clients, start=w)`) and gets replies. Whoever drives the rounds
+evaluates, stores, counts and stops; a method has no files, devices or clocks. Because the state is
+all that a method carries from round to round, a run that was killed goes on in the round where it
+stopped.
 
 Shapes: B is the number of examples in a batch, C the number of classes, T the length of a sequence.
 """
@@ -18,6 +20,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from fedquit.errors import InputError, RequestError
@@ -29,6 +32,7 @@ Memory = MutableMapping[str, Params]  # what a server or a client keeps between 
 Split = Literal["all", "forget", "retain"]
 
 SERVER: ClientId = -1  # the server's own public data, for methods that need such data
+RECEIVED = "received"  # the name of the model as a client received it, in all parts of a program
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,48 @@ class Local:
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"lr is {self.lr}: give a finite number above 0.")
 
+    def steps_per_epoch(self, examples: int) -> int:
+        """Return how many batches `examples` examples make; the last one may be smaller."""
+        return math.ceil(examples / self.batch_size)
+
+    def steps(self, examples: int) -> int:
+        """Return how many steps are planned for a client with `examples` examples.
+
+        Half an epoch takes half the batches. A client with any example takes at least one step,
+        unless it is asked for 0 epochs.
+        """
+        if examples == 0 or self.epochs == 0:
+            return 0
+        return max(1, math.floor(self.epochs * self.steps_per_epoch(examples) + 1e-9))  # 0.29 of 100 are 29
+
+    def epochs_of(self, examples: int, steps: int) -> float:
+        """Return the passes over the data that some steps are.
+
+        Args:
+            examples: how many the client has.
+            steps: how many it took; where these are all that were planned, the answer is `epochs`.
+        """
+        if examples == 0:
+            return 0.0
+        return self.epochs if steps == self.steps(examples) else steps / self.steps_per_epoch(examples)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a client's training as `Task.monitor` sees it.
+
+    Attributes:
+        number: of steps that were taken so far, this one included, `()`.
+        loss: the mean over the batch, before the step, `()`.
+        examples: in the batch, `()`.
+        ends_epoch: whether the step is the last of a whole epoch, `()` of bool.
+    """
+
+    number: Tensor
+    loss: Tensor
+    examples: Tensor
+    ends_epoch: Tensor
+
 
 @dataclass(frozen=True)
 class Task(ABC):
@@ -143,6 +189,29 @@ class Task(ABC):
         """Return the parameters after an optimizer step from `old` to `new`: project, or halt."""
         return new
 
+    def monitor_start(self, params: Params) -> Params:
+        """Return what `monitor` carries from step to step, before the first step from `params`."""
+        return {}
+
+    def monitor(self, state: Params, step: Step, params: Params) -> Params:
+        """Look at a step. A task that defines this hook can end its training early (`EarlyStopping`).
+
+        Args:
+            state: what the last call returned, or `monitor_start`.
+            step: its number, its loss, and whether an epoch ends with it.
+            params: the parameters after the step.
+
+        Returns:
+            The state from now on. Its tensor `halted`, `()` of bool, says whether this step was the
+            last one: then the parameters stay as they are, and the reply says how many steps were
+            taken.
+        """
+        return state
+
+    def monitor_end(self, state: Params, params: Params) -> Params:
+        """Return the parameters that a monitored training ends with: `params`, or better ones from `state`."""
+        return params
+
     def answer(self, params: Params, sent: Sent) -> Params:
         """Return what the client sends back to the server: all of `params`, or a part."""
         return params
@@ -152,21 +221,158 @@ class Task(ABC):
         return {self.remember: self.answer(params, sent)} if self.remember else {}
 
 
+def is_monitored(task: Task) -> bool:
+    """Return whether the task may end its training early: it defines the hook `monitor`."""
+    return type(task).monitor is not Task.monitor
+
+
+@dataclass(frozen=True)
+class Measurement(Task):
+    """The exact mean of a statistic over a client's examples: of gradients, of their squares, of activations.
+
+    The client goes over its examples once, in a fixed order and without augmentation, and answers
+    with the sum of `statistic` divided by the number of examples, whatever the size of the batches.
+    A client without any example answers with zeros. Sums are in float64.
+
+    Of the hooks of a task, `prepare`, `begin`, `answer` and `keep` mean the same; the last two get
+    the mean in the place of trained parameters. There is no step, no loss and no optimizer.
+    `fedquit.core.gradients.per_example_gradients` helps with gradients.
+    """
+
+    def __post_init__(self) -> None:
+        if self.local.epochs != 1:
+            raise InputError(
+                f"a measurement goes over the data once, not {self.local.epochs} times: leave epochs at 1."
+            )
+
+    @abstractmethod
+    def statistic(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Params:
+        """Return the statistic of each example.
+
+        Args:
+            model: the network.
+            params: what `begin` returned: where the statistic is computed.
+            sent: the named sets of parameters that the client received.
+            batch: B examples.
+
+        Returns:
+            Tensors `(B, …)` by name, a row for each example.
+        """
+
+    def zeros(self, sent: Sent) -> Params:
+        """Return zeros with the names, shapes and types of the mean: by default those of the parameters."""
+        return {n: torch.zeros_like(p) for n, p in self.begin(sent).items()}
+
+    def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
+        raise InputError(f"{type(self).__name__} is a measurement: it has no loss to train on.")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a `Program`.
+
+    Attributes:
+        task: what the client does; a `Measurement` leaves the model as it is.
+        split: which part of its training data it uses.
+    """
+
+    task: Task
+    split: Split = "all"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Several tasks that a client does in one visit: forget, then repair. It is one participation.
+
+    The client receives the model once, does the parts one after the other, and replies once. Each
+    part finds in `sent["start"]` the model where the part before it ended, and in
+    `sent["received"]` the model as the client received it; what else was sent is the same for all.
+    What a part keeps in the client's memory is there for later parts that name it in `needs`. A
+    part's optimizer starts anew.
+
+    The reply holds what the training parts answered, later ones on top; if the last part is a
+    measurement, that alone. Its number of examples, the weight in FedAvg, counts every example of
+    the client that some part used once: the forget and the retain split together are all.
+
+    Attributes:
+        parts: in their order, at least one.
+    """
+
+    parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise InputError("a program has no part: give at least one.")
+
+    def check(self, split: Split, sent: Sent) -> None:
+        """Raise an InputError where a question cannot be asked with this program.
+
+        Args:
+            split: of the question: "all", since each part has its own.
+            sent: the named sets of parameters of the question.
+        """
+        if split != "all":
+            raise InputError(f"each part of a program has a split of its own: leave out split={split!r}.")
+        if "start" not in sent:
+            raise InputError("a program needs a model to start from: send it as `start`.")
+        if RECEIVED in sent:
+            raise InputError(
+                f"{RECEIVED!r} is what a program calls the model as it was received: send yours as another."
+            )
+
+
+def parts_of(task: Task | Program, split: Split) -> tuple[Part, ...]:
+    """Return the parts of a program; a task is a program of one part.
+
+    Args:
+        task: what a client is asked to do.
+        split: of the question, for a task.
+    """
+    return task.parts if isinstance(task, Program) else (Part(task, split),)
+
+
+def examples_used(parts: Sequence[Part], counts: Mapping[Split, int]) -> int:
+    """Return how many of a client's examples some part uses, each counted once: the weight of its reply.
+
+    Args:
+        parts: what the client does.
+        counts: how many examples it has in each split that the parts use.
+    """
+    splits = {part.split for part in parts}
+    return counts["all"] if "all" in splits else sum(counts[split] for split in splits)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What one part of a visit took.
+
+    Attributes:
+        examples: in the part's split of the client's data.
+        steps: of training; of a measurement, the batches.
+    """
+
+    examples: int
+    steps: int
+
+
 @dataclass(frozen=True)
 class Reply:
-    """A client's answer to a task.
+    """A client's answer to a task or a program.
 
     Attributes:
         client: who answers.
-        params: what the task's `answer` returned.
-        examples: how many examples the client trained on, n_k.
-        loss: the mean over the steps taken.
+        params: what the task's `answer` returned; of a program, see there.
+        examples: how many examples the client used, n_k.
+        loss: the mean over the steps taken; of a program, over those of its last part.
+        efforts: what each part of a program took, or what a monitored task took; empty for any other
+            task, which takes what was planned.
     """
 
     client: ClientId
     params: Params
     examples: int
     loss: float = float("nan")
+    efforts: tuple[Effort, ...] = ()
 
 
 class Federation(Protocol):
@@ -184,13 +390,15 @@ class Federation(Protocol):
     def seed(self) -> int:
         """Of the server's own draws: fixed by the run's seed, phase, round and question."""
 
-    def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
-        """Ask clients to do a task.
+    def run(
+        self, task: Task | Program, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params
+    ) -> Iterator[Reply]:
+        """Ask clients to do a task or a program.
 
         Args:
             task: what each of them does.
             clients: whom to ask.
-            split: which part of their training data they use.
+            split: which part of their training data they use; the parts of a program have their own.
             sent: named sets of parameters for the task; `start` is the model to start from.
 
         Returns:

@@ -18,7 +18,7 @@ from fedquit.engine.choice import Choice, choose
 from fedquit.engine.evaluation_model import evaluation_model_of
 from fedquit.engine.plan import Address
 from fedquit.engine.precision import Precision, computing
-from fedquit.engine.sequential import SequentialEngine, run_client
+from fedquit.engine.sequential import SequentialEngine, run_client, run_visit
 from fedquit.engine.stacked.engine import StackedEngine
 from fedquit.engine.stacked.graph_cache import GraphCache
 from fedquit.engine.threaded import ThreadedEngine
@@ -118,4 +118,5 @@ __all__ = [
     "make_reply",
     "open_engine",
     "run_client",
+    "run_visit",
 ]

@@ -14,7 +14,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedquit.core import SERVER, Batch, ClientId, Memory, Model, Params, Reply, Sent, Split, Task
+from fedquit.core import (
+    SERVER,
+    Batch,
+    ClientId,
+    Effort,
+    Memory,
+    Model,
+    Params,
+    Part,
+    Program,
+    Reply,
+    Sent,
+    Split,
+    Task,
+)
+from fedquit.core.types import parts_of
 from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.data.preprocessing import AS_STORED, Look
 from fedquit.engine.plan import Address, fixed_uniforms
@@ -22,21 +37,31 @@ from fedquit.engine.plan import Address, fixed_uniforms
 
 @dataclass(frozen=True)
 class Ask:
-    """One task for some clients, with its place in the run.
+    """One task or program for some clients, with its place in the run.
 
     Attributes:
         task: What each client does.
         clients: Who does it.
-        split: Which part of its examples a client uses: all, forget or retain.
+        split: Which part of its examples a client uses: all, forget or retain; the parts of a program have their own.
         sent: Parameters that the server sends along, by name.
         address: The place in the run, from which all random numbers follow.
     """
 
-    task: Task
+    task: Task | Program
     clients: Sequence[ClientId]
     split: Split
     sent: Sent
     address: Address
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What a client does in its visit, one part after the other; a task is one part."""
+        return parts_of(self.task, self.split)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that the parts use, each once."""
+        return tuple(dict.fromkeys(part.split for part in self.parts))
 
 
 class Engine(Protocol):
@@ -127,23 +152,26 @@ class LocalResult:
         answer: What goes back to the server.
         keep: What stays in the client's own memory, by name.
         loss: The mean over the steps; NaN where there was none.
+        efforts: What each part of a program took, or what a monitored task took; empty for any other task.
     """
 
     params: Params
     answer: Params
     keep: Mapping[str, Params]
     loss: float
+    efforts: tuple[Effort, ...] = ()
 
 
-def client_memory(memory: Memory, task: Task, client: ClientId) -> Sent:
-    """Return what a task needs from a client's own memory, as far as it is there.
+def client_memory(memory: Memory, task: Task | Program, client: ClientId) -> Sent:
+    """Return what a task, or any part of a program, needs from a client's own memory, as far as it is there.
 
     Args:
         memory: What all clients keep, by "client/name".
         task: Its `needs` are the names to look up.
         client: Whose memory is read.
     """
-    return {name: memory[key] for name in task.needs if (key := f"{client}/{name}") in memory}
+    needs = dict.fromkeys(name for part in parts_of(task, "all") for name in part.task.needs)
+    return {name: memory[key] for name in needs if (key := f"{client}/{name}") in memory}
 
 
 def make_reply(memory: Memory, client: ClientId, examples: int, result: LocalResult) -> Reply:
@@ -152,9 +180,9 @@ def make_reply(memory: Memory, client: ClientId, examples: int, result: LocalRes
     Args:
         memory: What all clients keep, by "client/name"; written to.
         client: Whose result it is.
-        examples: The number of examples that it trained on.
+        examples: The number of examples that it used.
         result: What its local training led to.
     """
     for name, params in result.keep.items():
         memory[f"{client}/{name}"] = params
-    return Reply(client, result.answer, examples, result.loss)
+    return Reply(client, result.answer, examples, result.loss, result.efforts)

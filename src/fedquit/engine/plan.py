@@ -27,9 +27,15 @@ class Address:
     round: int = 0
     question: int = 0
 
-    def seed_for(self, client: ClientId | str) -> int:
-        """Return the seed of one client, or of the server by a word, at this place."""
-        key = repr((self.seed, self.phase, self.round, self.question, client))
+    def seed_for(self, client: ClientId | str, part: int = 0) -> int:
+        """Return the seed of one client, or of the server by a word, at this place.
+
+        Args:
+            client: whose seed it is.
+            part: of a program, from 0; the first part has the seed of a task at the same place.
+        """
+        place = (self.seed, self.phase, self.round, self.question, client)
+        key = repr((*place, part) if part else place)
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -75,6 +81,11 @@ class Plan:
         return _parts(self.draws, self.sizes)
 
 
+def _batch_sizes(examples: int, local: Local) -> list[int]:
+    starts = range(0, examples, local.batch_size)
+    return [min(local.batch_size, examples - start) for start in starts]
+
+
 def make_plan(examples: int, local: Local, seed: int, label_shape: Sequence[int] = (), draws: int = 0) -> Plan:
     """Shuffle anew for every epoch; the last batch of an epoch may be smaller; half an epoch takes half the batches.
 
@@ -82,12 +93,18 @@ def make_plan(examples: int, local: Local, seed: int, label_shape: Sequence[int]
     numbers for each example; they are drawn last, so that a run with and one without it take the same steps.
     """
     generator = torch.Generator().manual_seed(seed)
-    per_epoch = math.ceil(examples / local.batch_size)
     orders = [torch.randperm(examples, generator=generator) for _ in range(math.ceil(local.epochs))]
-    sizes = [min(local.batch_size, examples - i * local.batch_size) for i in range(per_epoch)] * len(orders)
-    if local.epochs > 0:
-        sizes = sizes[: max(1, math.floor(local.epochs * per_epoch + 1e-9))]  # 0.29 of 100 batches are 29
+    sizes = _batch_sizes(examples, local) * len(orders)
+    sizes = sizes[: local.steps(examples)]
     order = torch.cat([torch.zeros(0, dtype=torch.long), *orders])[: sum(sizes)]
     uniforms = torch.rand((len(order), *label_shape), generator=generator)
     curvature_seed = int(torch.randint(2**62, (), generator=generator))
     return Plan(order, tuple(sizes), uniforms, curvature_seed, torch.rand((len(order), draws), generator=generator))
+
+
+def measuring_plan(examples: int, local: Local, seed: int, label_shape: Sequence[int] = ()) -> Plan:
+    """Plan one pass in the order of the examples; an example's uniform numbers do not depend on the batch size."""
+    generator = torch.Generator().manual_seed(seed)
+    uniforms = torch.rand((examples, *label_shape), generator=generator)
+    sizes = tuple(_batch_sizes(examples, local))
+    return Plan(torch.arange(examples), sizes, uniforms, curvature_seed=0, draws=torch.zeros(examples, 0))

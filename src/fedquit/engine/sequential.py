@@ -1,21 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference engine: one client after the other, one step after the other, in plain torch."""
+"""The reference engine: one client after the other, one step after the other, in plain torch.
+
+`run_visit` is what a question means to one client, here, in other engines and at a Flower node; `run_client` is what a
+task means.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedquit.core import Memory, Model, Params, Reply, Sent, Task
+from fedquit.core import (
+    ClientId,
+    Effort,
+    Measurement,
+    Memory,
+    Model,
+    Params,
+    Part,
+    Program,
+    Reply,
+    Sent,
+    Split,
+    Step,
+    Task,
+)
+from fedquit.core.types import RECEIVED, examples_used, is_monitored
 from fedquit.data.federated import FederatedData
 from fedquit.engine.api import Ask, ClientIndices, Examples, LocalResult, client_memory, make_reply
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
-from fedquit.engine.plan import make_plan
+from fedquit.engine.plan import make_plan, measuring_plan
 from fedquit.engine.precision import Precision, computing
+from fedquit.errors import InputError
 from fedquit.utils.names import lookup
+
+
+def run_visit(
+    model: Model, ask: Ask, client: ClientId, examples: Mapping[Split, Examples], memory: Sent
+) -> tuple[int, LocalResult]:
+    """Carry out a question at one client: its task, or all parts of its program.
+
+    Args:
+        model: The network.
+        ask: The question.
+        client: Who answers it.
+        examples: The client's examples, by the splits that the question uses.
+        memory: What the parts need from the client's own memory, by name.
+
+    Returns:
+        How many of the client's examples were used, each counted once, and the result.
+    """
+    counts = {split: len(mine.y) for split, mine in examples.items()}
+    used = examples_used(ask.parts, counts)
+    if isinstance(ask.task, Program):
+        return used, _run_program(model, ask, client, examples, memory)
+    sent = {**ask.sent, **memory}
+    return used, run_client(model, ask.task, examples[ask.split], sent, ask.address.seed_for(client))
+
+
+def _run_program(
+    model: Model, ask: Ask, client: ClientId, examples: Mapping[Split, Examples], memory: Sent
+) -> LocalResult:
+    received = ask.sent["start"]
+    start = received
+    trained: Params = {}  # what the training parts answered
+    keep: dict[str, Params] = {}
+    efforts: list[Effort] = []
+    for number, part in enumerate(ask.parts):
+        own = {name: params for name, params in {**memory, **keep}.items() if name in part.task.needs}
+        sent = {**ask.sent, "start": start, RECEIVED: received, **own}
+        mine = examples[part.split]
+        result = run_client(model, part.task, mine, sent, ask.address.seed_for(client, number))
+        planned = Effort(len(mine.y), part.task.local.steps(len(mine.y)))
+        efforts += result.efforts or [planned]
+        keep |= result.keep
+        if not isinstance(part.task, Measurement):
+            _require_model_tensors(part, number, result, start, last=number == len(ask.parts) - 1)
+            start = {**start, **result.answer}
+            trained = {**trained, **result.answer}
+    answer = result.answer if isinstance(part.task, Measurement) else trained
+    return replace(result, answer=answer, keep=keep, efforts=tuple(efforts))
+
+
+def _require_model_tensors(part: Part, number: int, result: LocalResult, start: Params, *, last: bool) -> None:
+    """Refuse an answer in the middle of a program from which the next part could not start."""
+    unknown = result.answer.keys() - start.keys()
+    if unknown and not last:
+        raise InputError(
+            f"part {number + 1} of the program, {type(part.task).__name__}, answers with {min(unknown)!r}, which the "
+            "model does not have: only the last part may."
+        )
 
 
 def run_client(model: Model, task: Task, mine: Examples, sent: Sent, seed: int) -> LocalResult:
@@ -28,6 +106,9 @@ def run_client(model: Model, task: Task, mine: Examples, sent: Sent, seed: int) 
         sent: Parameters that the server sent and that the client had in its memory, by name.
         seed: From which the order of the examples and all other random numbers follow.
     """
+    if isinstance(task, Measurement):
+        return _measure(model, task, mine, sent, seed)
+    monitored = is_monitored(task)
     optimizer = lookup(OPTIMIZERS, task.local.optimizer, "optimizer")
     draws = mine.look.draws if task.augments else 0
     plan = make_plan(len(mine.y), task.local, seed, mine.y.shape[1:], draws)
@@ -36,6 +117,7 @@ def run_client(model: Model, task: Task, mine: Examples, sent: Sent, seed: int) 
     probe = torch.Generator().manual_seed(plan.curvature_seed)
     params = task.begin(sent)
     slots = {s: {n: torch.zeros_like(p) for n, p in params.items()} for s in optimizer.slots}
+    watched = task.monitor_start(params) if monitored else {}
     losses = []
     for t, (positions, noise) in enumerate(zip(plan.steps, plan.noise, strict=True), start=1):
         batch = mine.batch(positions, noise, plan.variation[t - 1] if draws else None)
@@ -49,8 +131,53 @@ def run_client(model: Model, task: Task, mine: Examples, sent: Sent, seed: int) 
             new, slots = optimizer.step(params, slots, signal, task.local)
             params = task.after_step(new, params, sent)
         losses.append(loss.detach())
+        if monitored:
+            watched = task.monitor(watched, _step(t, losses[-1], len(positions), len(mine.y), task), params)
+            if bool(watched["halted"]):
+                break
+    efforts: tuple[Effort, ...] = ()
+    if monitored:
+        params = task.monitor_end(watched, params)
+        efforts = (Effort(len(mine.y), len(losses)),)
     mean_loss = float(torch.stack(losses).mean()) if losses else float("nan")
-    return LocalResult(params, task.answer(params, sent), task.keep(params, sent), mean_loss)
+    return LocalResult(params, task.answer(params, sent), task.keep(params, sent), mean_loss, efforts)
+
+
+def _step(number: int, loss: Tensor, batch: int, examples: int, task: Task) -> Step:
+    ends_epoch = number % task.local.steps_per_epoch(examples) == 0
+    return Step(
+        number=torch.tensor(number, device=loss.device),
+        loss=loss,
+        examples=torch.tensor(batch, device=loss.device),
+        ends_epoch=torch.tensor(ends_epoch, device=loss.device),
+    )
+
+
+def _measure(model: Model, task: Measurement, mine: Examples, sent: Sent, seed: int) -> LocalResult:
+    """Average the task's statistic over the examples, in one pass."""
+    count = len(mine.y)
+    plan = measuring_plan(count, task.local, seed, mine.y.shape[1:])
+    with torch.no_grad():
+        sent = task.prepare(model, sent)
+        params = task.begin(sent)
+        like = task.zeros(sent)
+        total = {n: torch.zeros_like(zero, dtype=torch.float64) for n, zero in like.items()}
+        for positions, noise in zip(plan.steps, plan.noise, strict=True):
+            statistic = task.statistic(model, params, sent, mine.batch(positions, noise))
+            _require_shapes(task, statistic, like, len(positions))
+            total = {n: t + statistic[n].sum(0, dtype=torch.float64) for n, t in total.items()}
+        mean = {n: (t / max(count, 1)).to(like[n].dtype) for n, t in total.items()}
+        return LocalResult(mean, task.answer(mean, sent), task.keep(mean, sent), math.nan)
+
+
+def _require_shapes(task: Measurement, statistic: Params, like: Params, batch: int) -> None:
+    expected = {n: (batch, *zero.shape) for n, zero in like.items()}
+    shapes = {n: tuple(tensor.shape) for n, tensor in statistic.items()}
+    if shapes != expected:
+        raise InputError(
+            f"the statistic of {type(task).__name__} has the shapes {shapes} for {batch} examples, where `zeros` leads "
+            f"to expect {expected}: let `zeros` return the names and shapes of the mean."
+        )
 
 
 def _gradient(loss: Tensor, leaves: Params, *, create_graph: bool) -> Params:
@@ -88,9 +215,20 @@ class SequentialEngine:
     def run(self, ask: Ask) -> Iterator[Reply]:
         """Yield the replies, in the order of `ask.clients`."""
         for client in ask.clients:
-            mine = Examples.of(self.data, ClientIndices.of(self.data, client, ask.split, ask.address.seed))
-            seed = ask.address.seed_for(client)
-            sent = {**ask.sent, **client_memory(self.memory, ask.task, client)}
+            examples = examples_by_split(self.data, ask, client)
+            memory = client_memory(self.memory, ask.task, client)
             with computing(self.precision, self.data.y.device):
-                result = run_client(self.model, ask.task, mine, sent, seed)
-            yield make_reply(self.memory, client, len(mine.y), result)
+                used, result = run_visit(self.model, ask, client, examples, memory)
+            yield make_reply(self.memory, client, used, result)
+
+
+def examples_by_split(data: FederatedData, ask: Ask, client: ClientId) -> dict[Split, Examples]:
+    """Return a client's examples in the splits that a question uses.
+
+    Args:
+        data: All clients' examples.
+        ask: The question.
+        client: Whose examples they are.
+    """
+    indices = {split: ClientIndices.of(data, client, split, ask.address.seed) for split in ask.splits}
+    return {split: Examples.of(data, positions) for split, positions in indices.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +19,11 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from fedquit.core import ClientId, Memory, Model, Params, Reply, Sent
+from fedquit.core import ClientId, Memory, Model, Params, Reply, Sent, Split
 from fedquit.data.federated import FederatedData
-from fedquit.engine.api import Ask, ClientIndices, Examples, LocalResult, client_memory, make_reply
+from fedquit.engine.api import Ask, Examples, LocalResult, client_memory, make_reply
 from fedquit.engine.precision import Precision, computing
-from fedquit.engine.sequential import run_client
+from fedquit.engine.sequential import examples_by_split, run_visit
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,14 @@ class ThreadedEngine:
         threads = torch.get_num_threads()
         workers = max(1, min(self.workers, len(ask.clients)))
         initializer = partial(torch.set_num_threads, max(1, threads // workers))
-        pending: deque[tuple[ClientId, int, Future[LocalResult]]] = deque()
+        pending: deque[tuple[ClientId, Future[tuple[int, LocalResult]]]] = deque()
         pool = ThreadPoolExecutor(workers, initializer=initializer)
         try:
             with computing(self.precision, self.data.y.device):  # the switches are those of all threads
                 for client in ask.clients:
-                    indices = ClientIndices.of(self.data, client, ask.split, ask.address.seed)
-                    mine = Examples.of(self.data, indices)
-                    sent = {**ask.sent, **client_memory(self.memory, ask.task, client)}
-                    future = pool.submit(self._train, ask, client, mine, sent)
-                    pending.append((client, len(mine.y), future))
+                    examples = examples_by_split(self.data, ask, client)
+                    memory = client_memory(self.memory, ask.task, client)
+                    pending.append((client, pool.submit(self._train, ask, client, examples, memory)))
                     if len(pending) > workers:
                         yield self._next_reply(pending)
                 while pending:
@@ -91,13 +89,16 @@ class ThreadedEngine:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # a thread that sets its own number sets that of all that begin later
 
-    def _train(self, ask: Ask, client: ClientId, mine: Examples, sent: Sent) -> LocalResult:
+    def _train(
+        self, ask: Ask, client: ClientId, examples: Mapping[Split, Examples], memory: Sent
+    ) -> tuple[int, LocalResult]:
         model = self._models.get()
         try:
-            return run_client(model, ask.task, mine, sent, ask.address.seed_for(client))
+            return run_visit(model, ask, client, examples, memory)
         finally:
             self._models.put(model)
 
-    def _next_reply(self, pending: deque[tuple[ClientId, int, Future[LocalResult]]]) -> Reply:
-        client, examples, future = pending.popleft()
-        return make_reply(self.memory, client, examples, future.result())
+    def _next_reply(self, pending: deque[tuple[ClientId, Future[tuple[int, LocalResult]]]]) -> Reply:
+        client, future = pending.popleft()
+        used, result = future.result()
+        return make_reply(self.memory, client, used, result)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -21,9 +21,9 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedquit.core import Model, Reply
+from fedquit.core import Model, Reply, Split
 from fedquit.core.params import placed
-from fedquit.engine import Examples, client_memory, make_reply, run_client
+from fedquit.engine import Examples, client_memory, make_reply, run_visit
 from fedquit.errors import FedquitError, InputError
 from fedquit.flower import wire
 from fedquit.flower.client_data import ClientData, ClientSplits
@@ -122,21 +122,22 @@ class _Client:
             outbox = Outbox(self.home)
             settled = _settle(outbox, question.verdicts, self.home / "memory")
             splits = ClientSplits(as_data(self.make_data()), outbox)
-            reply = self._work(question, splits.examples(question))
+            examples = {split: splits.examples(question, split) for split in question.ask.splits}
+            reply = self._work(question, examples)
             return wire.answer_to_records(wire.Answer(reply, splits.pending(), settled), question)
 
-    def _work(self, question: wire.Question, examples: Examples) -> Reply:
-        ask = question.ask
+    def _work(self, question: wire.Question, examples: Mapping[Split, Examples]) -> Reply:
         client = question.client
-        device = examples.y.device
+        device = examples[question.ask.splits[0]].y.device
         memory = DiskMemory(self.home / "memory" / require_id(question.federation, "federation"), device=device)
         memory.move(question.round_place)
         memory.settle()  # a round may be asked again from its beginning, never an earlier one
         memory.move(question.place)
-        sent = {name: placed(params, device) for name, params in ask.sent.items()}
-        sent |= client_memory(memory, ask.task, client)
-        done = run_client(functional(self.make_model), ask.task, examples, sent, ask.address.seed_for(client))
-        return make_reply(memory, client, len(examples.y), done)
+        sent = {name: placed(params, device) for name, params in question.ask.sent.items()}
+        ask = replace(question.ask, sent=sent)
+        own = client_memory(memory, ask.task, client)
+        used, result = run_visit(functional(self.make_model), ask, client, examples, own)
+        return make_reply(memory, client, used, result)
 
     def status(self, message: Message) -> RecordDict:
         """How many examples there are, and which requests are pending."""

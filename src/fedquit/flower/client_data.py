@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedquit.core import Split
 from fedquit.data.preprocessing import AS_STORED, Look
 from fedquit.engine import Address, Examples
 from fedquit.engine.plan import fixed_uniforms
@@ -54,8 +55,8 @@ class ClientSplits:
                 mask[self._positions(entry)] = False
         return mask
 
-    def examples(self, question: wire.Question) -> Examples:
-        """The examples that a question is about, with those that are to be forgotten marked."""
+    def examples(self, question: wire.Question, split: Split) -> Examples:
+        """The examples of one split that a question uses, with those that are to be forgotten marked."""
         if any(e.kind == "client" and e.status == "served" for e in self.outbox.entries()):
             raise RequestError("this client has been forgotten at its owner's request, and works no more.")
         ask = question.ask
@@ -63,7 +64,7 @@ class ClientSplits:
         present = self.present()
         forget = self._forget_mask(question.serving) & present
         splits = {"all": present, "forget": forget, "retain": present & ~forget}
-        rows = splits[ask.split].nonzero().squeeze(1)
+        rows = splits[split].nonzero().squeeze(1)
         own_seed = Address(ask.address.seed, "fixed").seed_for(question.client)
         fixed = fixed_uniforms(data.numbers[rows.cpu()], own_seed, data.y.shape[1:])
         device = data.y.device

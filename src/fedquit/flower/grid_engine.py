@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedquit.core import SERVER, ClientId, Model, Reply
-from fedquit.engine import Address, Ask, Examples, run_client
+from fedquit.engine import Address, Ask, Examples, run_visit
 from fedquit.engine.plan import fixed_uniforms
 from fedquit.errors import FedquitError, UnreachableError
 from fedquit.flower import wire
@@ -191,5 +191,5 @@ class GridEngine:
         data = self.public
         fixed = fixed_uniforms(data.numbers, Address(ask.address.seed, "fixed").seed_for(SERVER), data.y.shape[1:])
         examples = replace(Examples.unmarked(data.x, data.y, data.look), fixed=fixed.to(data.y.device))
-        done = run_client(self.model, ask.task, examples, ask.sent, ask.address.seed_for(SERVER))
-        return Reply(SERVER, done.answer, len(data.y), done.loss)
+        used, done = run_visit(self.model, ask, SERVER, {ask.split: examples}, {})
+        return Reply(SERVER, done.answer, used, done.loss, done.efforts)

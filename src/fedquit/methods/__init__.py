@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from fedquit.core.method import Method
 from fedquit.methods.ascent import GradientAscent
+from fedquit.methods.bad_teacher import BadTeacher
 from fedquit.methods.baselines import Natural, Retrain
 from fedquit.methods.fedau import FedAU
 from fedquit.methods.federaser import FedEraser
@@ -18,6 +19,8 @@ from fedquit.methods.not_ import NoT
 from fedquit.methods.pga import PGA
 from fedquit.methods.puf import PUF
 from fedquit.methods.rapid import RapidRetraining
+from fedquit.methods.scrub import SCRUB
+from fedquit.methods.ssd import SSD
 
 __all__ = ["METHODS"]
 
@@ -35,6 +38,9 @@ METHODS: dict[str, type[Method]] = {
     "rapid": RapidRetraining,
     "fused": FUSED,
     "puf": PUF,
+    "scrub": SCRUB,
+    "ssd": SSD,
+    "bad_teacher": BadTeacher,
     "natural": Natural,
     "retrain": Retrain,
 }

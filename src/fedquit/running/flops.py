@@ -3,8 +3,8 @@
 
 A multiply-add counts as 2. The count covers matrix products, convolutions, attention and recurrent
 layers, in the forward and the backward pass, of everything that a task's loss computes, a teacher's
-forward pass included. It leaves out embedding lookups and elementwise work (activations,
-normalisation, the loss, the optimizer): a percent or two.
+forward pass included, or that a measurement's statistic computes. It leaves out embedding lookups
+and elementwise work (activations, normalisation, the loss, the optimizer): a percent or two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedquit.core import Batch, Local, Model, Params, Sent, Task
+from fedquit.core import Batch, Local, Measurement, Model, Params, Sent, Task
 from fedquit.engine.optim import OPTIMIZERS
 from fedquit.errors import FedquitError
 from fedquit.utils.names import lookup
@@ -105,9 +105,9 @@ FORMULAS: dict[object, Callable[..., int]] = {
 
 
 def step_flops(model: Model, task: Task, sent: Sent, shape: Shape, batch_size: int) -> int:
-    """Count one optimizer step: the task's loss and its backward pass.
+    """Count one optimizer step: the task's loss and its backward pass. Of a measurement, count one batch.
 
-    What a client adds from its own memory is not known here. Tasks that can begin without it are
+    What a client adds from its own memory is not known here. Tasks that can do without it are
     counted without; for the others, the parameters in `start` take its place.
 
     Args:
@@ -121,16 +121,27 @@ def step_flops(model: Model, task: Task, sent: Sent, shape: Shape, batch_size: i
         Floating-point operations.
     """
     sent = {name: _on_cpu(params) for name, params in sent.items()}
+    try:
+        return _counted(model, task, sent, shape, batch_size)
+    except (FedquitError, KeyError):
+        memory = dict.fromkeys(task.needs, sent.get("start", {}))
+        return _counted(model, task, {**memory, **sent}, shape, batch_size)
+
+
+def _counted(model: Model, task: Task, sent: Sent, shape: Shape, batch_size: int) -> int:
     with torch.no_grad():
-        try:
-            sent, params = _begun(model, task, sent)
-        except (FedquitError, KeyError):
-            sent, params = _begun(model, task, {**dict.fromkeys(task.needs, sent.get("start", {})), **sent})
+        sent = task.prepare(model, sent)
+        params = task.begin(sent)
+    batch = shape.zeros(batch_size)
+    if isinstance(task, Measurement):
+        with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
+            task.statistic(model, params, sent, batch)
+        return int(counter.get_total_flops())
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
     curved = lookup(OPTIMIZERS, task.local.optimizer, "optimizer").wants_curvature
     trained = list(leaves.values())
     with torch.enable_grad(), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
-        loss = task.loss(model, leaves, sent, shape.zeros(batch_size)).mean()
+        loss = task.loss(model, leaves, sent, batch).mean()
         gradient = torch.autograd.grad(loss, trained, create_graph=curved, materialize_grads=True)
         if curved:  # a second backward pass, for the curvature along one direction
             along = torch.stack([g.sum() for g in gradient]).sum()
@@ -138,21 +149,23 @@ def step_flops(model: Model, task: Task, sent: Sent, shape: Shape, batch_size: i
     return int(counter.get_total_flops())
 
 
-def _begun(model: Model, task: Task, sent: Sent) -> tuple[Sent, Params]:
-    prepared = task.prepare(model, sent)
-    return prepared, task.begin(prepared)
-
-
 def _on_cpu(params: Params) -> Params:
     return {n: p.detach().cpu() for n, p in params.items()}
 
 
-def batches(examples: int, local: Local) -> dict[int, int]:
-    """Return how many steps of each batch size `engine.plan.make_plan` gives a client."""
-    if examples == 0 or local.epochs == 0:
+def batches(examples: int, local: Local, steps: int | None = None) -> dict[int, int]:
+    """Return how many steps of each batch size a client takes.
+
+    Args:
+        examples: how many the client has.
+        local: how it goes through them.
+        steps: how many it took; None for all that `engine.plan.make_plan` gives it.
+    """
+    if steps is None:
+        steps = local.steps(examples)
+    if steps == 0:
         return {}
-    per_epoch = math.ceil(examples / local.batch_size)
-    steps = max(1, math.floor(local.epochs * per_epoch + 1e-9))
+    per_epoch = local.steps_per_epoch(examples)
     last = examples - (per_epoch - 1) * local.batch_size  # from 1 to batch_size
     steps_by_size = {local.batch_size: steps - steps // per_epoch}
     steps_by_size[last] = steps_by_size.get(last, 0) + steps // per_epoch
@@ -194,19 +207,26 @@ class Flops:
         fixed, each = self._known[kind]
         return fixed + batch_size * each
 
-    def at_client(self, task: Task, sent: Sent, examples: int) -> int:
+    def at_client(self, task: Task, sent: Sent, examples: int, steps: int | None = None) -> int:
         """Return the operations of a client for a whole task.
 
         Args:
             task: what the client does.
             sent: the named sets of parameters that the client received.
             examples: how many examples the client has.
+            steps: how many it took; None for all that are planned.
         """
-        return sum(n * self.step(task, sent, size) for size, n in batches(examples, task.local).items())
+        return sum(n * self.step(task, sent, size) for size, n in batches(examples, task.local, steps).items())
 
-    def at_server(self, task: Task, sent: Sent) -> int:
-        """Return the operations of the server for a task on its public data."""
-        return self.at_client(task, sent, self.public_examples)
+    def at_server(self, task: Task, sent: Sent, steps: int | None = None) -> int:
+        """Return the operations of the server for a task on its public data.
+
+        Args:
+            task: what the server does.
+            sent: the named sets of parameters for the task.
+            steps: how many it took; None for all that are planned.
+        """
+        return self.at_client(task, sent, self.public_examples, steps)
 
 
 def _kind(task: Task, sent: Mapping[str, Params]) -> object:

@@ -31,6 +31,8 @@ from fedquit.core import (
     Memory,
     Model,
     Params,
+    Part,
+    Program,
     Reply,
     Request,
     Split,
@@ -435,15 +437,25 @@ class RetainedData:
         """For what the server itself draws."""
         return self.inner.seed
 
-    def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
-        """Ask these clients; "all" is all that they retain."""
-        if split == "forget":
-            raise TransitionError("a method asks for the forgotten data in its recovery: ask for it in `unlearn` only.")
-        return self.inner.run(task, clients, split="retain", **sent)
+    def run(
+        self, task: Task | Program, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params
+    ) -> Iterator[Reply]:
+        """Ask these clients; "all" is all that they retain, in each part of a program too."""
+        if isinstance(task, Program):
+            task.check(split, sent)
+            retaining = Program(tuple(Part(part.task, _retained(part.split)) for part in task.parts))
+            return self.inner.run(retaining, clients, split="all", **sent)
+        return self.inner.run(task, clients, split=_retained(split), **sent)
 
     def run_at_server(self, task: Task, **sent: Params) -> Params:
         """Do a task on the server's own public data."""
         return self.inner.run_at_server(task, **sent)
+
+
+def _retained(split: Split) -> Split:
+    if split == "forget":
+        raise TransitionError("a method asks for the forgotten data in its recovery: ask for it in `unlearn` only.")
+    return "retain"
 
 
 def require_usable(after: State, before: State, phase: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
-from fedquit.core import SERVER, ClientId, Model, Params, Reply, Sent, Split, State, Task
+from fedquit.core import SERVER, ClientId, Model, Params, Program, Reply, Sent, Split, State, Task
 from fedquit.core.params import device_of, nbytes, placed, require_finite, require_same_shapes
 from fedquit.engine import Address, Ask, Engine
 from fedquit.errors import AbsentClientError, InputError
@@ -85,8 +85,12 @@ class Session:
         for memory in self.memories:
             memory.move(address.round * 1_000_000 + address.question)
 
-    def run(self, task: Task, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
+    def run(
+        self, task: Task | Program, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params
+    ) -> Iterator[Reply]:
         """Ask these clients; their replies stream in the order of `clients`."""
+        if isinstance(task, Program):
+            task.check(split, sent)
         for client in clients:
             if client not in self.present:
                 raise AbsentClientError(
@@ -97,13 +101,19 @@ class Session:
 
     def run_at_server(self, task: Task, **sent: Params) -> Params:
         """Do a task on the server's own public data."""
+        return self.reply_at_server(task, sent).params
+
+    def reply_at_server(self, task: Task, sent: Sent) -> Reply:
+        """The reply to a task on the server's own public data: its answer, and what it took."""
+        if isinstance(task, Program):
+            raise InputError("a program is for clients, whose data has splits: ask the server for one task at a time.")
         ask = self._ask(task, [SERVER], "all", sent)
         (reply,) = self.engine.run(ask)
         if reply.examples == 0:
             raise InputError("the server has no data of its own to work on: set data.public = 0.05.")
-        return _checked(reply, ask, SERVER).params
+        return _checked(reply, ask, SERVER)
 
-    def _ask(self, task: Task, clients: Sequence[ClientId], split: Split, sent: Sent) -> Ask:
+    def _ask(self, task: Task | Program, clients: Sequence[ClientId], split: Split, sent: Sent) -> Ask:
         ask = Ask(task, tuple(clients), split, sent, self.address)
         self.address = replace(self.address, question=self.address.question + 1)
         return ask
@@ -148,13 +158,14 @@ def _checked(reply: Reply, ask: Ask, client: ClientId) -> Reply:
 
 def _event(ask: Ask, reply: Reply) -> Event:
     place = ask.address
-    event = {"event": "reply", "phase": place.phase, "round": place.round, "question": place.question}
-    return event | {
+    event: Event = {"event": "reply", "phase": place.phase, "round": place.round, "question": place.question}
+    event |= {
         "client": reply.client,
-        "task": type(ask.task).__name__,
-        "split": ask.split,
+        "task": "+".join(type(part.task).__name__ for part in ask.parts),
+        "split": "+".join(part.split for part in ask.parts),
         "examples": reply.examples,
     }
+    return event | ({"steps": [effort.steps for effort in reply.efforts]} if reply.efforts else {})
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedquit.core import Params, Reply, State
+from fedquit.core import Effort, Params, Reply, State
 from fedquit.errors import StoreError
 from fedquit.running.memory import END, Bounds, DiskMemory, Memories, PrefixedMemory
 from fedquit.running.params_file import Meta, load_params, save_params
@@ -86,12 +86,17 @@ class Journal:
         if not path.exists():
             return None
         params, meta = load_params(path)
-        return Reply(client, params, meta["examples"], meta["loss"] if meta["loss"] is not None else float("nan"))
+        loss = meta["loss"] if meta["loss"] is not None else float("nan")
+        efforts = tuple(Effort(*effort) for effort in meta.get("efforts", ()))
+        return Reply(client, params, meta["examples"], loss, efforts)
 
     def put(self, place: str, reply: Reply) -> None:
         """Store a reply."""
         loss = reply.loss if reply.loss == reply.loss else None  # JSON has no NaN
-        save_params(self._path(place, reply.client), reply.params, {"examples": reply.examples, "loss": loss})
+        meta: dict[str, object] = {"examples": reply.examples, "loss": loss}
+        if reply.efforts:
+            meta["efforts"] = [[effort.examples, effort.steps] for effort in reply.efforts]
+        save_params(self._path(place, reply.client), reply.params, meta)
 
     def clear(self) -> None:
         """Forget the replies of rounds that are over."""

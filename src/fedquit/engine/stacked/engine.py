@@ -5,6 +5,10 @@
 are captured as CUDA graphs and replayed (`capture`). On a CPU they run eagerly (`eager`), and those of small networks
 are traced and replayed (`replay`). What a client computes is what `fedquit.engine.sequential` computes, up to the order
 of the sums.
+
+Measurements, programs, monitored tasks and optimizers that want the curvature go to `fedquit.engine.sequential`, client
+by client on the same device: the former two ask few clients once, and clients that end at different steps would leave
+most of a stack idle.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from dataclasses import dataclass, field, fields, replace
 
 import torch
 
-from fedquit.core import ClientId, Memory, Model, Params, Reply, Sent, Split, Task
+from fedquit.core import ClientId, Measurement, Memory, Model, Params, Program, Reply, Sent, Split, Task
+from fedquit.core.types import is_monitored
 from fedquit.data.federated import FederatedData
 from fedquit.engine.api import Ask, ClientIndices, LocalResult, client_memory, make_reply
 from fedquit.engine.cuda.ops import kernels_available
@@ -68,7 +73,8 @@ class StackedEngine:
 
     def run(self, ask: Ask) -> Iterator[Reply]:
         """Yield the replies, in the order of `ask.clients`; no more are held than clients train at once."""
-        if lookup(OPTIMIZERS, ask.task.local.optimizer, "optimizer").wants_curvature:  # it differentiates twice
+        task = ask.task
+        if isinstance(task, Program) or not _can_be_stacked(task):
             yield from SequentialEngine(self.model, self.data, self.memory, self.precision).run(ask)
             return
         waiting = list(ask.clients)
@@ -77,7 +83,7 @@ class StackedEngine:
             width = min(n for n in (self.width, self.graphs.max_clients, len(waiting)) if n)
             try:
                 with computing(self.precision, self.data.y.device):
-                    replies = self._train(ask, waiting[:width])
+                    replies = self._train(ask, task, waiting[:width])
             except torch.OutOfMemoryError:
                 retried = not retried and bool(self.graphs.captured)  # as many once more, without others' graphs
                 if not retried and width == 1:
@@ -98,18 +104,17 @@ class StackedEngine:
             self.graphs.max_clients = width // 2
             log.warning("%d clients at once do not fit into memory: going on with %d.", width, width // 2)
 
-    def _train(self, ask: Ask, clients: Sequence[ClientId]) -> list[Reply]:
+    def _train(self, ask: Ask, task: Task, clients: Sequence[ClientId]) -> list[Reply]:
         """Train these clients at once."""
         with one_thread() if self.captures_graphs else contextlib.nullcontext():  # what a host does for a GPU is short
-            jobs = self._jobs(ask, clients)
+            jobs = self._jobs(ask, task, clients)
             results: dict[ClientId, LocalResult] = {}
             for alike in _grouped(jobs):
-                results.update(self._train_alike(ask.task, alike))
+                results.update(self._train_alike(task, alike))
             return [make_reply(self.memory, job.client, len(job.indices.at), results[job.client]) for job in jobs]
 
-    def _jobs(self, ask: Ask, clients: Sequence[ClientId]) -> list[Job]:
+    def _jobs(self, ask: Ask, task: Task, clients: Sequence[ClientId]) -> list[Job]:
         """Plan each client's work; clients without a memory share what the task prepares from what all were sent."""
-        task = ask.task
         draws = self.data.dataset.look.draws if task.augments else 0
         label_shape = self.data.y.shape[1:]
         jobs = []
@@ -170,6 +175,13 @@ class StackedEngine:
     def _work(self, task: Task, jobs: Sequence[Job], steps: int) -> Work:
         numerics = Numerics(bf16=self.precision == "bf16", kernels=self.uses_kernels, captured=self.captures_graphs)
         return Work(self.model, self.data.dataset, task, jobs, steps, numerics)
+
+
+def _can_be_stacked(task: Task) -> bool:
+    if isinstance(task, Measurement) or is_monitored(task):
+        return False
+    optimizer = lookup(OPTIMIZERS, task.local.optimizer, "optimizer")
+    return not optimizer.wants_curvature  # it differentiates twice
 
 
 def _grouped(jobs: Sequence[Job]) -> list[list[Job]]:

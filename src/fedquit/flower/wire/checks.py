@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server accepts as an answer: the tensors, shapes, types and sizes that the question implies."""
+"""What the server accepts as an answer: the tensors, shapes, types, sizes and steps that the question implies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from flwr.app import RecordDict
 
-from fedquit.core import Model, Params, Reply, Sent, Task
+from fedquit.core import SERVER, Effort, Measurement, Model, Params, Part, Program, Reply, Sent, Split, Task
+from fedquit.core.types import examples_used, is_monitored
+from fedquit.engine import Address, Ask, Examples, run_visit
 from fedquit.errors import FedquitError
 from fedquit.flower.wire.errors import InvalidMessage
 from fedquit.flower.wire.messages import (
@@ -19,6 +21,7 @@ from fedquit.flower.wire.messages import (
     body_from_records,
     examples_from_body,
     requests_from_body,
+    require_count,
 )
 from fedquit.flower.wire.tensors import params_from_record
 
@@ -39,8 +42,8 @@ class ExpectedReply:
         return sum(p.numel() * p.element_size() + HEAD_BYTES for p in self.like.values())
 
 
-def expected_reply(task: Task, model: Model, sent: Sent) -> ExpectedReply:
-    """What a task answers, found by letting it answer without a single step.
+def expected_reply(task: Task | Program, model: Model, sent: Sent) -> ExpectedReply:
+    """What a task or a program answers, found by letting it answer without a single example.
 
     Args:
         task: what the clients are asked to do.
@@ -52,13 +55,22 @@ def expected_reply(task: Task, model: Model, sent: Sent) -> ExpectedReply:
     """
     try:
         with torch.no_grad():
-            prepared = task.prepare(model, sent)
-            return ExpectedReply(task.answer(task.begin(prepared), prepared), whole=True)
+            return ExpectedReply(_answer_without_examples(task, model, sent), whole=True)
     except (FedquitError, KeyError):
         union: Params = {}
         for params in sent.values():
             union = {**params, **union}
         return ExpectedReply(union, whole=False)
+
+
+def _answer_without_examples(task: Task | Program, model: Model, sent: Sent) -> Params:
+    if isinstance(task, Program | Measurement):
+        ask = Ask(task, (SERVER,), "all", sent, Address(0, "expected"))
+        nothing = Examples.unmarked(torch.zeros(0), torch.zeros(0, dtype=torch.long))
+        _, result = run_visit(model, ask, SERVER, dict.fromkeys(ask.splits, nothing), {})
+        return result.answer
+    prepared = task.prepare(model, sent)
+    return task.answer(task.begin(prepared), prepared)
 
 
 def answer_from_records(content: RecordDict, question: Question, expected: ExpectedReply) -> Answer:
@@ -80,12 +92,13 @@ def answer_from_records(content: RecordDict, question: Question, expected: Expec
         raise InvalidMessage("it answers another question.")
     examples = examples_from_body(body)
     loss = _checked_loss(body.get("loss"))
+    efforts = _checked_efforts(body.get("efforts"), question.ask, examples)
     _check_size(content, expected)
     if list(content.array_records) != [PARAMS]:
         raise InvalidMessage(f"it must hold one set of parameters and holds {len(content.array_records)}.")
     params = _checked_params(params_from_record(content.array_records[PARAMS]), expected)
     pending, settled = requests_from_body(body)
-    return Answer(Reply(question.client, params, examples, loss), pending, settled)
+    return Answer(Reply(question.client, params, examples, loss, efforts), pending, settled)
 
 
 def _checked_loss(loss: object) -> float:
@@ -95,6 +108,39 @@ def _checked_loss(loss: object) -> float:
     if not isinstance(loss, float) or not math.isfinite(loss):
         raise InvalidMessage(f"its loss is {loss!r}: it must be a number, or nothing.")
     return loss
+
+
+def _checked_efforts(given: object, ask: Ask, examples: int) -> tuple[Effort, ...]:
+    """What each part of a program, or a monitored task, took: no more than was planned for its examples.
+
+    Args:
+        given: the entry of the reply's body: a pair of examples and steps for each part.
+        ask: what the client was asked.
+        examples: that the client says it used in all.
+    """
+    parts = ask.parts
+    if not isinstance(ask.task, Program) and not is_monitored(ask.task):
+        return ()
+    if not isinstance(given, list) or len(given) != len(parts):
+        raise InvalidMessage(f"it must say for each of {len(parts)} parts how many examples and steps it took.")
+    efforts = tuple(_checked_effort(pair, part) for pair, part in zip(given, parts, strict=True))
+    counts: dict[Split, int] = {part.split: effort.examples for part, effort in zip(parts, efforts, strict=True)}
+    agree = all(counts[part.split] == effort.examples for part, effort in zip(parts, efforts, strict=True))
+    if not agree or examples_used(parts, counts) != examples:
+        raise InvalidMessage(f"its numbers of examples contradict each other: {examples} in all, by part {given}.")
+    return efforts
+
+
+def _checked_effort(pair: object, part: Part) -> Effort:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise InvalidMessage(f"a part took {str(pair)[:80]}: it must be two numbers, of examples and of steps.")
+    examples = require_count(pair[0], "examples")
+    steps = require_count(pair[1], "steps")
+    planned = part.task.local.steps(examples)
+    fewest = min(1, planned) if is_monitored(part.task) else planned
+    if not fewest <= steps <= planned:
+        raise InvalidMessage(f"it took {steps} steps on {examples} examples, where {planned} were planned.")
+    return Effort(examples, steps)
 
 
 def _check_size(content: RecordDict, expected: ExpectedReply) -> None:

@@ -20,7 +20,7 @@ from fedquit.core import ClientId, Params, Reply, Sent
 from fedquit.engine import Address, Ask
 from fedquit.flower.outbox import require_id
 from fedquit.flower.wire.errors import InvalidMessage, shortened
-from fedquit.flower.wire.tasks import task_from_body, task_to_body
+from fedquit.flower.wire.tasks import split_from_body, task_from_body, task_to_body
 from fedquit.flower.wire.tensors import params_from_record, params_to_record
 from fedquit.running.recipe import build
 
@@ -150,12 +150,10 @@ def question_from_records(content: RecordDict) -> Question:
     """A question as the client reads it."""
     body = _body(content, ASK)
     try:
-        if body["split"] not in ("all", "forget", "retain"):
-            raise InvalidMessage(f"the question is about {body['split']!r}: it must be all, forget or retain.")
         ask = Ask(
             task_from_body(body["task"]),
             (int(body["client"]),),
-            body["split"],
+            split_from_body(body["split"]),
             _sent(content, body["sent"]),
             build(Address, body["address"], "address"),
         )
@@ -194,6 +192,8 @@ def answer_to_records(answer: Answer, question: Question) -> RecordDict:
         "loss": reply.loss if math.isfinite(reply.loss) else None,
         **requests_to_body(answer.pending, answer.settled),
     }
+    if reply.efforts:  # of a program or a monitored task: how many examples and steps, for each part
+        body["efforts"] = [[effort.examples, effort.steps] for effort in reply.efforts]
     return RecordDict({REPLY: ConfigRecord({BODY: json.dumps(body)}), PARAMS: params_to_record(reply.params)})
 
 
@@ -259,10 +259,19 @@ def requests_from_body(body: Mapping[str, Any]) -> tuple[tuple[Pending, ...], tu
 
 def examples_from_body(body: Mapping[str, Any]) -> int:
     """How many examples a client says it has."""
-    examples = body.get("examples")
-    if not isinstance(examples, int) or isinstance(examples, bool) or not 0 <= examples < MOST_EXAMPLES:
-        raise InvalidMessage(f"its number of examples is {str(examples)[:80]}: it must be a whole number from 0 on.")
-    return examples
+    return require_count(body.get("examples"), "examples")
+
+
+def require_count(number: object, what: str) -> int:
+    """A whole number from 0 on that a client says; raises `InvalidMessage` for anything else.
+
+    Args:
+        number: what the client said.
+        what: is counted, for the message.
+    """
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MOST_EXAMPLES:
+        raise InvalidMessage(f"its number of {what} is {str(number)[:80]}: it must be a whole number from 0 on.")
+    return number
 
 
 def attach_nonce(content: RecordDict, nonce: str) -> None:
