@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from fedquit.check import Report, check_method
 from fedquit.check.report import PARTS
-from fedquit.cli import main
-from fedquit.errors import InputError, UnknownNameError
 from fedquit.methods import METHODS
 
 # Of each violating method: the part that is broken, where it is seen, and what the line says.

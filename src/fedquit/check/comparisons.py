@@ -73,7 +73,8 @@ def judge_resume(
         first: the life without a kill.
         findings: where violations are noted.
         cache: of trainings, where the method has no part in them; else they are killed too.
-        thorough: kill twice in a round, when the first reply is here and when the round is over; else once, in turns.
+        thorough: kill when a round begins, when its first reply is here, and when it is over; else when it begins,
+            and in turns when its first reply is here or when it is over.
 
     Returns:
         How often it was killed.
@@ -83,9 +84,8 @@ def judge_resume(
     def interrupt(phase: str, round: int, moment: str) -> None:
         if (phase, round, moment) in killed:
             return
-        already = any(place[:2] == (phase, round) for place in killed)
-        in_turn = moment == ("reply", "end")[round % 2] or phase == "recovery"
-        if thorough or (not already and (in_turn or moment == "end")):
+        in_turn = moment == ("reply", "end")[round % 2]
+        if thorough or moment == "begin" or in_turn:
             killed.append((phase, round, moment))
             raise Killed
 

@@ -76,7 +76,9 @@ def is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def try_request(world: World, kind: str, folder: Path, findings: Findings) -> Trial:
+def try_request(
+    world: World, kind: str, folder: Path, findings: Findings, *, cache: Path | None = None, flops: bool = True
+) -> Trial:
     """Lead a federation through one kind of request, and note every contract that is broken.
 
     Args:
@@ -84,13 +86,16 @@ def try_request(world: World, kind: str, folder: Path, findings: Findings) -> Tr
         kind: of the request.
         folder: for what it stores.
         findings: where violations are noted.
+        cache: of trainings, where the method has no part in them; else each life has its own.
+        flops: whether to count FLOPs as they are computed.
     """
     request = world.request(kind)
-    observer = Observer(kind, request, world.clients, findings, world.setup(world.build_method()).flops)
+    work = world.setup(world.build_method()).flops
+    observer = Observer(kind, request, world.clients, findings, work, counts=flops)
     life = Life()
     outcome = Outcome(kind, "served")
     try:
-        lead_life(world, kind, folder, spectator=observer, life=life)
+        lead_life(world, kind, folder, cache=cache, spectator=observer, life=life)
     except RequestError as error:
         if isinstance(error, AbsentClientError):
             outcome = Outcome(kind, "failed", str(error))

@@ -31,57 +31,59 @@ GENERATORS = {
 def digest(value: object) -> str:
     """Return a hash of a value's content, equal as long as nothing in it changes."""
     hashed = hashlib.blake2b(digest_size=16)
-    for part in _parts(value, DEPTH):
-        hashed.update(part)
+    _add(hashed, value, DEPTH)
     return hashed.hexdigest()
 
 
-def _parts(value: object, depth: int) -> Iterator[bytes]:
-    """The content of a value as bytes, with the types that it is made of."""
-    yield type(value).__qualname__.encode()
+def _add(hashed: hashlib.blake2b, value: object, depth: int) -> None:
+    """Add a value's content, and the types that it is made of."""
+    hashed.update(type(value).__qualname__.encode())
     if isinstance(value, SCALARS):
-        yield repr(value).encode()
+        hashed.update(repr(value).encode())
     elif isinstance(value, Tensor):
-        yield f"{tuple(value.shape)}{value.dtype}".encode()
-        if value.numel() > LARGE:
-            yield f"{value.data_ptr()} {value._version}".encode()  # torch counts the changes in place
-            return
-        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        _add_tensor(hashed, value)
     elif isinstance(value, np.ndarray):
-        yield f"{value.shape}{value.dtype}".encode()
-        yield value.tobytes() if value.dtype != object else repr(value).encode()
+        hashed.update(f"{value.shape}{value.dtype}".encode())
+        hashed.update(value.tobytes() if value.dtype != object else repr(value).encode())
     elif isinstance(value, torch.Generator):
-        yield value.get_state().numpy().tobytes()
+        hashed.update(value.get_state().numpy().data)
     elif isinstance(value, random.Random):
-        yield repr(value.getstate()).encode()
+        hashed.update(repr(value.getstate()).encode())
     elif isinstance(value, np.random.Generator):
-        yield repr(value.bit_generator.state).encode()
-    elif depth == 0 or isinstance(value, CODE):
-        yield b"-"
+        hashed.update(repr(value.bit_generator.state).encode())
+    elif depth > 0 and not isinstance(value, CODE):
+        _add_parts(hashed, value, depth - 1)
+
+
+def _add_tensor(hashed: hashlib.blake2b, value: Tensor) -> None:
+    hashed.update(f"{tuple(value.shape)}{value.dtype}".encode())
+    if value.numel() > LARGE:
+        hashed.update(f"{value.data_ptr()} {value._version}".encode())  # torch counts the changes in place
     else:
-        yield from _inner_parts(value, depth - 1)
+        hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _inner_parts(value: object, depth: int) -> Iterator[bytes]:
+def _add_parts(hashed: hashlib.blake2b, value: object, depth: int) -> None:
     if isinstance(value, types.FunctionType):
-        yield from _parts([value.__defaults__, value.__kwdefaults__, vars(value)], depth)
+        _add(hashed, [value.__defaults__, value.__kwdefaults__, vars(value)], depth)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _parts(key, depth)
-            yield from _parts(item, depth)
+            _add(hashed, key, depth)
+            _add(hashed, item, depth)
     elif isinstance(value, Set):
-        yield from sorted(digest(item).encode() for item in value)
+        hashed.update("".join(sorted(digest(item) for item in value)).encode())
     elif isinstance(value, Sequence):
         for item in value:
-            yield from _parts(item, depth)
+            _add(hashed, item, depth)
     elif isinstance(value, torch.nn.Module):
-        yield from _parts(value.state_dict(), depth)
+        _add(hashed, value.state_dict(), depth)
     elif dataclasses.is_dataclass(value):
-        yield from _parts({f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}, depth)
+        for f in dataclasses.fields(value):
+            _add(hashed, getattr(value, f.name, None), depth)
     elif hasattr(value, "__dict__"):
-        yield from _parts(vars(value), depth)
-    else:
-        yield repr(value).encode() if type(value).__repr__ is not object.__repr__ else b"-"
+        _add(hashed, vars(value), depth)
+    elif type(value).__repr__ is not object.__repr__:
+        hashed.update(repr(value).encode())
 
 
 def data_of_class(cls: type) -> dict[str, object]:

@@ -24,7 +24,7 @@ from fedquit.running.training_cache import Silent, train
 
 PHASES = {"train": "training", "unlearn": "unlearning", "recover": "recovery"}  # by the beginning of their addresses
 Place = tuple[str, int]  # a phase in words, and the number of rounds behind it
-Interrupt = Callable[[str, int, str], None]  # (phase, round from 0, moment: "reply" or "end")
+Interrupt = Callable[[str, int, str], None]  # (phase, round from 0, moment: "begin", "reply" or "end")
 
 
 class Spectator(Protocol):
@@ -136,6 +136,7 @@ def lead_life(
         RequestError: where the method refuses the request.
     """
     life = life or Life()
+    interrupt = interrupt or _go_on
     method = world.build_method()
     observed = spectator.observe(method) if spectator else copy.copy(method)
     _trace(observed, world, life, interrupt)
@@ -168,6 +169,7 @@ def lead_life(
     while progress.state.round < recovery_rounds(method, RECOVERY_ROUNDS):
         if spectator:
             spectator.enter("recovery", progress.state.round)
+        interrupt("recovery", progress.state.round, "begin")
         progress = next(recovery.rounds)
         life.states["recovery", progress.state.round] = progress.state
     life.costs["recovery"] = progress.costs
@@ -187,48 +189,50 @@ def _remembered(memories: Memories) -> str:
     return digest([dict(memory) for memory in memories.own])
 
 
-def _log(interrupt: Interrupt | None) -> Callable[[Event], None]:
+def _go_on(phase: str, round: int, moment: str) -> None:
+    """Interrupt nothing."""
+
+
+def _log(interrupt: Interrupt) -> Callable[[Event], None]:
     """A log of replies that interrupts the life when the first reply of a round is here and stored."""
 
     def log(event: Event) -> None:
         phase = PHASES[str(event["phase"]).partition("-")[0]]
-        if interrupt:
-            interrupt(phase, int(str(event["round"])), "reply")
+        interrupt(phase, int(str(event["round"])), "reply")
 
     return log
 
 
-def _trace(observed: Method, world: World, life: Life, interrupt: Interrupt | None) -> None:
+def _trace(observed: Method, world: World, life: Life, interrupt: Interrupt) -> None:
     """Note the state after each round of a method's own, and interrupt at the moments that only it knows."""
-
-    def told(phase: str, round: int, moment: str) -> None:
-        if interrupt:
-            interrupt(phase, round, moment)
 
     def rounds(trained: Trained, request: Request) -> int:
         life.rounds = wanted_rounds(trained, request)
         return min(life.rounds, world.most_rounds) if world.most_rounds else life.rounds
 
     def unlearn(*given: Any) -> State:  # noqa: ANN401 - passed on
+        before: State = given[1]
+        interrupt("unlearning", before.round, "begin")
         after = own_unlearn(*given)
         life.states["unlearning", after.round] = after
-        told("unlearning", after.round - 1, "end")
+        interrupt("unlearning", before.round, "end")
         return after
 
     def recover(*given: Any) -> State:  # noqa: ANN401 - passed on
+        before: State = given[1]
         after = own_recover(*given)
-        told("recovery", after.round - 1, "end")
+        interrupt("recovery", before.round, "end")
         return after
 
     def watch(memory: Memory, round: int, start: Params, reply: Reply) -> None:
         own_watch(memory, round, start, reply)
         if round < world.recipe.train.rounds:  # later ones are of the recovery
-            told("training", round, "reply")
+            interrupt("training", round, "reply")
 
     def after_round(memory: Memory, round: int, examples: Mapping[ClientId, int]) -> None:
         own_after_round(memory, round, examples)
         if round < world.recipe.train.rounds:
-            told("training", round, "end")
+            interrupt("training", round, "end")
 
     wanted_rounds, own_unlearn, own_recover = observed.rounds, observed.unlearn, observed.recover
     own_watch, own_after_round = observed.watch, observed.after_round

@@ -12,8 +12,9 @@ import copy
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -46,6 +47,7 @@ from fedquit.running.lifecycle import NOBODY
 from fedquit.running.recipe import build
 
 SCALARS = (bool, int, float, str)
+LOOKED_AT = 4  # calls of each hook of a task, by one client in one round
 
 
 class LifeOver(BaseException):
@@ -76,6 +78,7 @@ class Observer:
         everybody: the numbers of all clients.
         findings: what is broken.
         work: counts FLOPs as the meter does.
+        counts: whether FLOPs are counted as they are computed, which may change the last bits of a result.
     """
 
     kind: str
@@ -83,6 +86,7 @@ class Observer:
     everybody: tuple[ClientId, ...]
     findings: Findings
     work: Work
+    counts: bool = True
     explained: bool = False  # whether the next error follows from what was noted
     charged: dict[str, Costs] = field(default_factory=dict)  # by phase, counted at the engine
     computed: dict[str, int] = field(default_factory=dict)  # FLOPs that were really computed, by phase
@@ -95,6 +99,7 @@ class Observer:
     _frames: list[Frame] = field(default_factory=list)
     _state: dict[str, str] = field(default_factory=dict)  # digests of what a method must not change
     _classes: dict[type, None] = field(default_factory=dict)
+    _calls: Counter[tuple[str, ...]] = field(default_factory=Counter)  # of a task's hooks, by place
     _writers: dict[str, set[ClientId]] = field(default_factory=dict)  # of each key, whose replies led to it
     _own_before: dict[str, str] = field(default_factory=dict)  # digests of what lay under the leaving clients' numbers
 
@@ -130,6 +135,7 @@ class Observer:
         """A copy of the method whose hooks are called through wrappers."""
         self._method = method
         self._know_class(type(method), Method)
+        self._state |= self._own_state()
         observed = copy.copy(method)
         for name in public_functions(Method):
             object.__setattr__(observed, name, self._wrapped_hook(name, getattr(method, name)))
@@ -215,7 +221,7 @@ class Observer:
             )
         self._close(frame)
         if frame.hook not in self._task_hooks:
-            self.look_for_state(frame.hook)
+            self.look_for_state(f"`{frame.hook}`")
 
     def lend(self, words: str, value: object, frame: Frame) -> None:
         """Note a value that a hook may read and must not change."""
@@ -240,34 +246,28 @@ class Observer:
 
     def look_for_state(self, hook: str) -> None:
         """Note what a method, its class or its module has changed of its own."""
-        now = self._current_state()
-        changed = [words for words, seen in now.items() if self._state.get(words, seen) != seen]
-        changed += [words for words in now if words.startswith("self.") and words not in self._state]
+        now = self._own_state() | _state_of(self._classes)
+        changed = [words for words, seen in now.items() if self._state.get(words) != seen]
         self._state = now
         if changed:
             self.note(
                 "contract",
                 f"state {changed[0]}",
-                f"`{hook}` changes {changed[0]}: a run that was killed has forgotten it",
+                f"{hook} changes {changed[0]}: a run that was killed has forgotten it",
                 "keep what a later round needs in `state.next(w, name=params)`, or in the memory of `watch`",
             )
 
-    def _current_state(self) -> dict[str, str]:
+    def _own_state(self) -> dict[str, str]:
         cached = {name for cls in type(self.method).__mro__ for name, v in vars(cls).items() if _is_cached(v)}
-        held = {f"self.{name}": value for name, value in vars(self.method).items() if name not in cached}
-        for cls in self._classes:
-            held |= {f"the class attribute {cls.__name__}.{name}": v for name, v in data_of_class(cls).items()}
-        for module in {cls.__module__: None for cls in self._classes}:
-            held |= {f"the global {module}.{name}": value for name, value in data_of_module(module).items()}
-        return {words: digest(value) for words, value in held.items()}
+        return {f"self.{name}": digest(value) for name, value in vars(self.method).items() if name not in cached}
 
     def _know_class(self, cls: type, base: type) -> None:
         """Look at a user's class and its module from now on."""
-        if cls in self._classes:
-            return
-        self._classes |= dict.fromkeys(cls.__mro__[: cls.__mro__.index(base)])
-        for words, seen in self._current_state().items():
-            self._state.setdefault(words, seen)
+        own = cls.__mro__[: cls.__mro__.index(base)]
+        new = [each for each in own if each not in self._classes]
+        if new:
+            self._classes |= dict.fromkeys(new)
+            self._state = _state_of(new) | self._state  # what is known of their modules stays
 
     # What a hook returns.
 
@@ -426,6 +426,10 @@ class Observer:
         _, *parameters = inspect.signature(getattr(Task, name)).parameters
 
         def hook(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - of any hook
+            place = (self.where(), name)
+            self._calls[place] += 1
+            if self._calls[place] > LOOKED_AT:
+                return own(*given, **named)
             arguments = {**dict(zip(parameters, given, strict=False)), **named}
             with self._pure(Frame(name), _content(arguments)):
                 result = own(*given, **named)
@@ -453,16 +457,20 @@ class Observer:
         """
         self._client, self._task = client, type(ask.task).__name__
         phase = ask.address.phase.partition("-")[0]
-        with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
+        own = is_of_a_user(ask.task)
+        counting = own and self.counts
+        with FlopCounterMode(display=False, custom_mapping=FORMULAS) if counting else nullcontext() as counter:
             answer = reply()
-        self.computed[phase] = self.computed.get(phase, 0) + int(counter.get_total_flops())
         meter = Metered(Answered(answer), work=self.work)
         if client == SERVER:
             meter.run_at_server(ask.task, **ask.sent)
         else:
             list(meter.run(ask.task, [client], split=ask.split, **ask.sent))
         self.charged[phase] = self.charged.get(phase, Costs()) + meter.costs
-        if is_of_a_user(ask.task):
+        charged = meter.costs.client_flops + meter.costs.server_flops
+        computed = int(counter.get_total_flops()) if counter else charged  # that of ordinary training is known
+        self.computed[phase] = self.computed.get(phase, 0) + computed
+        if own:
             self.look_for_state("a hook of the task")
         self._client, self._task = None, ""
         return answer
@@ -523,6 +531,16 @@ class Observer:
 def is_of_a_user(task: Task) -> bool:
     """Whether a task is not that of ordinary training."""
     return not type(task).__module__.startswith("fedquit.core.")
+
+
+def _state_of(classes: Iterable[type]) -> dict[str, str]:
+    """A digest of each value that classes and their modules hold, by words for it."""
+    held: dict[str, object] = {}
+    for cls in classes:
+        held |= {f"the class attribute {cls.__name__}.{name}": value for name, value in data_of_class(cls).items()}
+    for module in dict.fromkeys(cls.__module__ for cls in classes):
+        held |= {f"the global {module}.{name}": value for name, value in data_of_module(module).items()}
+    return {words: digest(value) for words, value in held.items()}
 
 
 def _is_cached(value: object) -> bool:
@@ -623,6 +641,7 @@ class GuardedFederation:
 
     def __ask(self, name: str, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - as the question wants it
         observer = self.__observer
+        observer.look_for_state(f"`{self.__frame.hook}`")
         bound = inspect.signature(getattr(Federation, name)).bind(None, *given, **named)
         bound.apply_defaults()
         asked = bound.arguments
