@@ -20,7 +20,7 @@ VIOLATIONS = {
     "UsesPublicData": ("contract", "unlearning round 1, task Climb", "without saying that it needs any"),
     "NamesKeysWrongly": ("contract", "training round 1, client 11", "'client-11', which names client 11, and not as"),
     "KeepsUnderAnother": ("contract", "training round 1, client 11", "'update/12', which is of another client"),
-    "KeepsOneSecretly": ("contract", "recovery", "'target', which was written with replies of client 12 alone"),
+    "KeepsOneSecretly": ("contract", "recovery", "'target', which holds replies of client 12 alone"),
     "KeepsACopy": ("contract", "erasure", "under 'update/12' is still there under 'archive'"),
     "KeepsNumbers": ("contract", "training round 1, client 11", "keeps a float in the server's memory"),
     "KnowsTheFuture": ("contract", "training, client 12", "`training_task` depends on the request"),
@@ -74,10 +74,10 @@ VIOLATIONS = {
     "ReadsOneReply": ("costs", "unlearning round 1, task Climb", "asks 3 clients and reads 1 of the replies"),
     "RunsTheNetwork": ("costs", "unlearning round 1", "the server runs the network itself"),
     "ReachesInside": ("costs", "unlearning round 1", "reaches for `fed.inner`"),
-    "GoesAround": ("costs", "unlearning round 1", "down bytes are counted at the engine, and 0 are charged"),
+    "GoesAround": ("costs", "unlearning", "down bytes are counted at the engine, and 0 are charged"),
     "KeepsAtHome": ("costs", "recovery", "clients keep 'last' at home, which `at_home` does not name"),
-    "PromisesTooLittle": ("costs", "training round 1", "bytes at the server during the training"),
-    "ComputesElsewhere": ("costs", "unlearning round 1", "FLOPs were computed and"),
+    "PromisesTooLittle": ("costs", "training", "bytes at the server during the training"),
+    "ComputesElsewhere": ("costs", "unlearning", "FLOPs were computed and"),
 }
 IN_FULL = {
     "RemembersInTheProcess": ("resume", "unlearning round 2", "a process that goes on from"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from fedquit.check.life import PHASES, Life, lead_life
 from fedquit.check.observation import LifeOver, Observer
 from fedquit.check.report import CostLine, Findings, Outcome
+from fedquit.check.rules import Fault
 from fedquit.check.world import World, described
 from fedquit.core.method import Method
 from fedquit.errors import AbsentClientError, NonFiniteError, RequestError
@@ -115,64 +116,67 @@ def try_request(
 def _refused(kind: str, error: RequestError, observer: Observer) -> Outcome:
     sentence = str(error)
     if len(sentence) < SHORTEST_REASON or "\n" in sentence.strip():
-        observer.note(
-            "requests",
-            "sentence",
-            f"refuses the request with {sentence!r}, which does not explain it",
-            "say in one sentence why the method does not define such a request, and what to use instead",
-        )
+        seen = f"refuses the request with {sentence!r}, which does not explain it"
+        advice = "say in one sentence why the method does not define such a request, and what to use instead"
+        observer.note("requests", Fault("sentence", seen, advice))
     return Outcome(kind, "refused", sentence)
 
 
 def _note_error(error: Exception, observer: Observer) -> None:
     if isinstance(error, NonFiniteError):
-        observer.note(
-            "contract", "finite", str(error).partition(":")[0], "lower the learning rate or clip the gradient"
-        )
+        seen, advice = str(error).partition(":")[0], "lower the learning rate or clip the gradient"
+        observer.note("contract", Fault("finite", seen, advice))
         return
-    observer.note(
-        "requests",
-        f"error {described(error)}",
-        f"ends in {described(error)}",
-        "serve the request, or raise a RequestError in `check` that says why not",
-    )
+    words = described(error)
+    advice = "serve the request, or raise a RequestError in `check` that says why not"
+    observer.note("requests", Fault(f"error {words}", f"ends in {words}", advice))
 
 
 def _judge_costs(observer: Observer, life: Life) -> None:
     """Compare what the method is charged with what its engine did."""
-    for phase, words in PHASES.items():
-        if phase == "train":
-            continue
-        observer.enter(words, 0)
+    for phase in ("unlearn", "recover"):
+        words = PHASES[phase]
         charged, done = life.costs[words], observer.charged.get(phase, Costs())
-        differing = [name for name in COUNTED if getattr(charged, name) != getattr(done, name)]
-        flops, computed = charged.client_flops + charged.server_flops, observer.computed.get(phase, 0)
-        if differing:
-            name = differing[0]
-            observer.note(
-                "costs",
-                "around",
-                f"{getattr(done, name):,} {name.replace('_', ' ')} are counted at the engine, and "
-                f"{getattr(charged, name):,} are charged",
-                "ask clients through the `fed` of the hook alone, so that the meter sees it",
-            )
-        elif abs(flops - computed) > FLOPS_WITHIN * max(flops, computed):
-            observer.note(
-                "costs",
-                "flops",
-                f"{computed:,} FLOPs were computed and {flops:,} are charged: the meter counts what `loss` computes, "
-                "the same for every batch of a size",
-                "let no other hook run the network, and `loss` do the same work in every step",
-            )
-    observer.enter("training", 0)
+        flops = charged.client_flops + charged.server_flops
+        observer.enter(words)
+        fault = _fault_of_charge(charged, done) or _fault_of_flops(flops, observer.computed.get(phase, 0))
+        observer.note("costs", fault)
+    observer.enter("training")
     if life.kept_bytes > life.promised_bytes:
-        observer.note(
-            "costs",
-            "history",
+        seen = (
             f"keeps {life.kept_bytes:,} bytes at the server during the training, where `history_bytes` and one model "
-            f"make {life.promised_bytes:,}",
-            "return the bytes from `history_bytes`, so that a run that does not fit is refused before it begins",
+            f"make {life.promised_bytes:,}"
         )
+        advice = "return the bytes from `history_bytes`, so that a run that does not fit is refused before it begins"
+        observer.note("costs", Fault("history", seen, advice))
+
+
+def _fault_of_charge(charged: Costs, done: Costs) -> Fault | None:
+    """All that the engine did for a method is charged.
+
+    Args:
+        charged: by the meter around the federation that the method has.
+        done: by a meter at the engine.
+    """
+    for name in COUNTED:
+        at_engine, at_method = getattr(done, name), getattr(charged, name)
+        if at_engine != at_method:
+            seen = f"{at_engine:,} {name.replace('_', ' ')} are counted at the engine, and {at_method:,} are charged"
+            advice = "ask clients through the `fed` of the hook alone, so that the meter sees it"
+            return Fault("around", seen, advice)
+    return None
+
+
+def _fault_of_flops(charged: int, computed: int) -> Fault | None:
+    """The FLOPs that are charged are those that were computed."""
+    if abs(charged - computed) <= FLOPS_WITHIN * max(charged, computed):
+        return None
+    seen = (
+        f"{computed:,} FLOPs were computed and {charged:,} are charged: the meter counts what `loss` computes, the "
+        "same for every batch of a size"
+    )
+    advice = "let no other hook run the network, and `loss` do the same work in every step"
+    return Fault("flops", seen, advice)
 
 
 def cost_lines(trial: Trial) -> list[CostLine]:

@@ -162,9 +162,9 @@ class _Suite:
         questions = sum(trial.questions for trial in self.trials)
         wanted = max((trial.life.rounds for trial in self.trials if trial.life), default=0)
         cut = self.world.most_rounds
-        seen = f"the first {cut} of {wanted}" if wanted > cut else f"up to {wanted}"
+        seen = f"the first {cut} of {count(wanted, 'round')}" if wanted > cut else count(wanted, "round")
         self.notes["contract"] = (
-            f"{count(questions, 'question')} for {count(len(self.trials), 'request')}, {seen} rounds of unlearning"
+            f"{count(questions, 'question')} for {count(len(self.trials), 'request')}, {seen} of unlearning"
         )
         outcomes = [f"{trial.kind}: {trial.outcome.outcome}" for trial in self.trials]
         self.notes["requests"] = "; ".join(outcomes)
@@ -199,7 +199,7 @@ class _Suite:
             kind, life = self._lives()[0]
             folder = self._folder_for("killed", kind)
             real = comparisons.judge_real_kills(self.world, kind, folder, life, self.findings)
-            note += f"; {count(real, 'process')} killed with SIGKILL".replace("processs", "processes")
+            note += f"; {real} {'process' if real == 1 else 'processes'} killed with SIGKILL"
         self.notes["resume"] = note
 
     def _engines(self) -> None:
