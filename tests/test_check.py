@@ -3,11 +3,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 
 from fedquit.check import Report, check_method
-from fedquit.check.report import PARTS
+from fedquit.check.behaviour import behaviour
+from fedquit.check.comparisons import judge_real_kills
+from fedquit.check.life import lead_life
+from fedquit.check.on_flower import CLIENTS, judge_on_flower, why_not
+from fedquit.check.report import PARTS, Findings, Violation
+from fedquit.check.world import World, recipe_for
+from fedquit.cli import main
 from fedquit.methods import METHODS
+from fedquit.methods.fedau import FedAU
 
 # Of each violating method: the part that is broken, where it is seen, and what the line says.
 VIOLATIONS = {
@@ -79,11 +90,6 @@ VIOLATIONS = {
     "PromisesTooLittle": ("costs", "training", "bytes at the server during the training"),
     "ComputesElsewhere": ("costs", "unlearning", "FLOPs were computed and"),
 }
-IN_FULL = {
-    "RemembersInTheProcess": ("resume", "unlearning round 2", "a process that goes on from"),
-    "SendsWhatGrew": ("flower", "Flower (one client)", "the method did not serve the request"),
-    "Ruins": ("behaviour", "Fashion-MNIST", "gets 10.0 % of the test images right"),
-}
 
 
 def quick(name: str) -> Report:
@@ -120,3 +126,168 @@ def test_a_method_that_keeps_every_contract_is_not_blamed() -> None:
         assert quick(f"violating_methods:{name}").violations == ()
     refused = [o for o in quick("violating_methods:RefusesSamples").requests if o.outcome == "refused"]
     assert [o.request for o in refused] == ["samples of one client", "samples of several clients"]
+
+
+# ---- what the quick form leaves out
+
+
+def only(findings: Findings, part: str) -> Violation:
+    (violation,) = findings.all
+    assert violation.part == part
+    return violation
+
+
+@pytest.mark.slow
+def test_what_only_the_process_remembers_is_lost_with_it(tmp_path: Path) -> None:
+    name = "violating_methods:RemembersInTheProcess"
+    assert quick(name).violations == (), "nothing that can be seen changes"
+    world = World(recipe_for({"name": name}))
+    first = lead_life(world, "one client", tmp_path / "first")
+    findings = Findings()
+    assert judge_real_kills(world, "one client", tmp_path / "killed", first, findings) == 2
+    violation = only(findings, "resume")
+    assert violation.where == "unlearning round 2 (one client)"
+    assert "a process that goes on from 2 that were killed gives another model here" in violation.seen
+
+
+@pytest.mark.flower
+def test_what_no_message_can_carry_is_found_on_flower(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="needs the extra `flower`")
+    name = "violating_methods:SendsWhatGrew"
+    assert quick(name).violations == (), "the simulator carries it"
+    findings = Findings()
+    judge_on_flower(World(recipe_for({"name": name}), clients=CLIENTS), "one client", tmp_path, findings)
+    violation = only(findings, "flower")
+    assert violation.where == "Flower (one client)"
+    assert "did not serve the request of client 1 " in violation.seen
+
+
+def test_flower_is_skipped_with_the_reason_where_a_method_cannot_be_tried_there() -> None:
+    assert "must know the request in advance" in why_not(FedAU(when="during"))
+
+
+@pytest.mark.slow
+def test_a_model_that_only_guesses_is_flagged_beside_those_that_do_not(tmp_path: Path) -> None:
+    findings = Findings()
+    lines = behaviour({"name": "violating_methods:Ruins"}, tmp_path, findings)
+    violation = only(findings, "behaviour")
+    assert violation.where == "Fashion-MNIST, violating_methods:Ruins, recovered"
+    assert "gets 10.0 % of the test images right" in violation.seen
+    shown = [(line.method, line.phase) for line in lines]
+    assert shown[:2] == [("original", "original"), ("retrain", "retrained")]
+    assert {method for method, _ in shown} == {"original", "retrain", "fedquit", "natural", "violating_methods:Ruins"}
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+def test_one_of_our_own_methods_keeps_every_contract_of_the_full_form() -> None:
+    pytest.importorskip("flwr", reason="needs the extra `flower`")
+    report = check_method("fedquit")
+    assert report.violations == ()
+    assert {p.name: p.status for p in report.parts} == {**dict.fromkeys(PARTS, "kept"), "behaviour": "shown"}
+    by_phase = {(line.method, line.phase): line for line in report.behaviour}
+    natural, unlearned = by_phase["natural", "unlearned"], by_phase["fedquit", "unlearned"]
+    assert natural.forget_accuracy == by_phase["original", "original"].forget_accuracy
+    assert (unlearned.forget_accuracy or 0) < (natural.forget_accuracy or 0) - 10
+    assert (natural.bytes, unlearned.bytes > 0) == (0, True)
+
+
+# ---- the command
+
+
+def command(*words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["fedquit", "check", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err
+
+
+def test_a_method_that_is_fine_gets_one_page_and_exit_code_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("fedquit", "--quick", "--set", "lr=1e-3", "--set", "method.order=sequential")
+    code, page, _ = command(*words, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "lr = 0.001" in page
+    assert "order = sequential" in page
+    assert [line.split()[0] for line in page.splitlines() if line[1:13].strip() in PARTS] == list(PARTS)
+    assert "Not judged: flower, behaviour." in page
+    assert "\x1b" not in page, "plain where it is no terminal"
+    assert len(page.splitlines()) < 60
+
+
+def test_a_broken_contract_is_a_line_of_the_page_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, page, _ = command("violating_methods:ReadsAll", "--quick", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 1
+    (line,) = [line for line in page.splitlines() if line.startswith("contract: ")]
+    assert line == (
+        "contract: unlearning round 1, client 12, task Climb (one client): asks a leaving client for its 'all' data "
+        '(6 times); ask leaving clients with split="forget".'
+    )
+    assert "1 contract is broken. Not judged: determinism, resume, engines, flower, behaviour." in page
+
+
+def test_json_holds_what_the_page_says(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "violating_methods:HoldsTensors"
+    code, out, _ = command(name, "--quick", "--json", monkeypatch=monkeypatch, capsys=capsys)
+    report = json.loads(out)
+    assert (code, report["kept"], report["form"]) == (1, False, "quick")
+    assert [part["name"] for part in report["parts"]] == list(PARTS)
+    assert report["parts"][0]["violations"][0]["where"] == "class HoldsTensors, field centre"
+    assert {line["request"] for line in report["costs"]} == {outcome["request"] for outcome in report["requests"]}
+
+
+BROKEN_MODULE = "import nothing_of_that_name\n"
+UNFINISHED_MODULE = "def method(:\n"
+NEEDY_MODULE = """
+from dataclasses import dataclass
+from violating_methods import Good
+
+@dataclass(frozen=True, kw_only=True)
+class Needy(Good):
+    strength: float
+
+@dataclass(frozen=True)
+class Abstract(Good):
+    def __post_init__(self):
+        raise RuntimeError("never")
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["fedqit"], "unknown method 'fedqit': did you mean 'fedquit'?"),
+        (["no_module_of_that_name:X"], "cannot be imported (No module named 'no_module_of_that_name')"),
+        (["violating_methods:Goood"], "did you mean 'Good'?"),
+        (["violating_methods:LOCAL"], "is not a method"),
+        (["broken:X"], "method 'broken:X' cannot be imported (No module named 'nothing_of_that_name')"),
+        (["unfinished:X"], "unfinished:X cannot be imported and built (SyntaxError: "),
+        (["needy:Needy"], "missing 1 required keyword-only argument: 'strength'"),
+        (["needy:Abstract"], "RuntimeError: never (needy.py, line 12)"),
+        (["fedquit", "--set", "lrr=1"], "unknown key in method 'lrr': did you mean 'lr'?"),
+        (["fedquit", "--set", "lr=fast"], "method.lr is 'fast', but must be of type float"),
+        (["fedquit", "--set", "lr"], "--set 'lr' has no value"),
+        (["fedquit", "--set", "name=pga"], "the method's name is the argument of the command"),
+        (["fedquit", "--set", "preset=authors"], "unknown preset of method 'fedquit' 'authors'"),
+    ],
+)
+def test_what_cannot_be_checked_is_one_sentence_and_exit_code_2(
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = {"broken": BROKEN_MODULE, "unfinished": UNFINISHED_MODULE, "needy": NEEDY_MODULE}
+    for name, source in modules.items():
+        (tmp_path / f"{name}.py").write_text(source)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    code, out, err = command(*words, monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert "Traceback" not in err

@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedquit.core import ClientId, Request
+from fedquit.core import ClientId
 from fedquit.data.federated import FederatedData
 from fedquit.flower import in_process
 from fedquit.flower.client import ClientData, erasable
@@ -137,12 +137,6 @@ class Setup:
         for node in self.grid.nodes.values():
             node.asked.clear()
         return clients
-
-
-def marks(data: FederatedData, request: Request) -> FederatedData:
-    """The first five samples of each client, for a request of samples."""
-    samples = {c: data.train[c][:5] for c in request.clients} if request.samples else None
-    return data.mark(request, samples)
 
 
 def after_message(grid: InProcess, count: int, act: Callable[[], None]) -> None:

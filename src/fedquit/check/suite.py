@@ -21,6 +21,7 @@ from fedquit.check.contract import Trial, cost_lines, is_plain, judge_class, try
 from fedquit.check.life import Life, lead_life
 from fedquit.check.report import PARTS, BehaviourLine, Findings, Part, Report
 from fedquit.check.world import KINDS, World, parse_settings, recipe_for
+from fedquit.engine.stacked.replay import one_thread
 from fedquit.results.words import count
 
 QUICK_ROUNDS, FULL_ROUNDS = 3, 40  # of unlearning that are looked at
@@ -56,7 +57,8 @@ def check_method(
     began = time.perf_counter()
     method = parse_settings(name, settings)
     world = World(recipe_for(method), most_rounds=QUICK_ROUNDS if quick else FULL_ROUNDS)
-    with tempfile.TemporaryDirectory(prefix="fedquit-check-", dir=folder or _in_memory()) as place:
+    # Networks so small are no faster on several threads, and much slower where other processes want the cores.
+    with one_thread(), tempfile.TemporaryDirectory(prefix="fedquit-check-", dir=folder or _in_memory()) as place:
         suite = _Suite(world, method, Path(place), tell or (lambda part: None), quick=quick)
         report = suite.run()
     return dataclasses.replace(report, seconds=round(time.perf_counter() - began, 1))
