@@ -66,7 +66,12 @@ class Part:
 
     @classmethod
     def skipped(cls, name: str, reason: str) -> Part:
-        """A part that was left out, and why."""
+        """A part that was left out.
+
+        Args:
+            name: one of `PARTS`.
+            reason: why it was left out.
+        """
         return cls(name, "skipped", reason)
 
 
