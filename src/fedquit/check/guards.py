@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedquit.check.rules import Fault, public_functions
-from fedquit.core import ClientId, Federation, Memory, Model, Params, Reply, Split, Task
+from fedquit.core import ClientId, Federation, Memory, Model, Params, Reply, Sent, Split, Task
 from fedquit.engine import Ask, Engine
 
 if TYPE_CHECKING:
@@ -163,6 +163,9 @@ class ObservedEngine:
         """The network that everybody trains."""
         return self.inner.model
 
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever else an engine has
+        return getattr(self.inner, name)
+
     def run(self, ask: Ask) -> Iterator[Reply]:
         """The replies, in the order of `ask.clients`."""
         task = self.observer.observe_task(ask.task)
@@ -199,3 +202,7 @@ class Answered:
     def run_at_server(self, task: Task, **sent: Params) -> Params:
         """The answer."""
         return self.reply.params
+
+    def reply_at_server(self, task: Task, sent: Sent) -> Reply:
+        """The answer, with all that it says of the work."""
+        return self.reply

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,7 +23,7 @@ from fedquit.check import rules
 from fedquit.check.digest import GENERATORS, data_of_class, data_of_module, digest, random_states
 from fedquit.check.guards import Answered, Frame, GuardedFederation, GuardedMemory, ObservedEngine
 from fedquit.check.report import Findings
-from fedquit.check.rules import Fault, is_params, public_functions
+from fedquit.check.rules import Fault, hooks_of, is_of_a_user, is_of_core, is_params, name_of, parts_of
 from fedquit.core import SERVER, ClientId, Memory, Reply, Request, Task, Trained
 from fedquit.core.method import Method, is_of
 from fedquit.engine import Ask, Engine
@@ -120,13 +119,11 @@ class Observer:
         self._know_class(type(method), Method)
         self._state |= self._own_state()
         observed = copy.copy(method)
-        for name in public_functions(Method):
-            object.__setattr__(observed, name, self._wrapped_hook(name, getattr(method, name)))
+        for name, parameters in hooks_of(type(method)).items():
+            object.__setattr__(observed, name, self._wrapped_hook(name, parameters, getattr(method, name)))
         return observed
 
-    def _wrapped_hook(self, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-        _, *parameters = inspect.signature(getattr(Method, name)).parameters
-
+    def _wrapped_hook(self, name: str, parameters: Sequence[str], own: Callable[..., Any]) -> Callable[..., Any]:
         def hook(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - of any hook
             arguments = {**dict(zip(parameters, given, strict=False)), **named}
             with self._at(name, arguments):
@@ -265,15 +262,16 @@ class Observer:
             The place of the question in words.
         """
         self.questions += 1
-        self._task = type(asked["task"]).__name__
+        parts = parts_of(asked["task"], asked.get("split", "all"))
+        self._task = name_of(asked["task"])
         self.look_for_state(f"`{frame.hook}`")
-        self._judge_task(asked["task"])
         clients: Sequence[ClientId] = asked.get("clients", ())
         unlearning = self._phase == "unlearning"
-        for client in clients:
-            split = asked.get("split", "all")
-            fault = rules.fault_of_reading(self.request, client, split, present, unlearning=unlearning)
-            self.note("contract", fault, client)
+        for task, split in parts:
+            self._judge_task(task)
+            for client in clients:
+                fault = rules.fault_of_reading(self.request, client, split, present, unlearning=unlearning)
+                self.note("contract", fault, client)
         for client in [c for c, times in Counter(clients).items() if times > 1]:
             seen = f"asks client {client} twice in one question"
             self.note("contract", Fault("twice", seen, "ask each client once, or in two questions"), client)
@@ -304,19 +302,18 @@ class Observer:
                 advice = "ask those whose replies are needed, and read every reply"
                 self.findings.add("costs", "unread", place, seen, advice)
 
-    def observe_task(self, task: Task) -> Task:
-        """A copy of a user's task whose own hooks are called through wrappers."""
-        if not is_of_a_user(task):
-            return task
+    def observe_task(self, task: Any) -> Any:  # noqa: ANN401 - whatever a question may hold
+        """What a question holds, with the hooks of a user's tasks called through wrappers."""
+        if hasattr(task, "parts"):
+            parts = tuple(dataclasses.replace(part, task=self.observe_task(part.task)) for part in task.parts)
+            return dataclasses.replace(task, parts=parts)
         observed = copy.copy(task)
-        for name in public_functions(Task):
-            if getattr(type(task), name) is not getattr(Task, name):
-                object.__setattr__(observed, name, self._wrapped_task_hook(name, getattr(task, name)))
+        for name, parameters in hooks_of(type(task)).items():
+            if not is_of_core(getattr(type(task), name)):
+                object.__setattr__(observed, name, self._wrapped_task_hook(name, parameters, getattr(task, name)))
         return observed
 
-    def _wrapped_task_hook(self, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-        _, *parameters = inspect.signature(getattr(Task, name)).parameters
-
+    def _wrapped_task_hook(self, name: str, parameters: Sequence[str], own: Callable[..., Any]) -> Callable[..., Any]:
         def hook(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - of any hook
             place = self.where(), name
             self._calls[place] += 1
@@ -345,7 +342,7 @@ class Observer:
             client: who answers.
             replies: computes the answer.
         """
-        self._client, self._task = client, type(ask.task).__name__
+        self._client, self._task = client, name_of(ask.task)
         own = is_of_a_user(ask.task)
         counting = own and self.counts
         with FlopCounterMode(display=False, custom_mapping=FORMULAS) if counting else nullcontext() as counter:
@@ -411,11 +408,6 @@ class Observer:
                 seen = f"what lay in the server's memory under {old!r} is still there under {key!r}"
                 advice = "let `forget` delete what belongs to a client, whatever its key"
                 self.note("contract", Fault("copied", seen, advice))
-
-
-def is_of_a_user(task: Task) -> bool:
-    """Whether a task is not that of ordinary training."""
-    return not type(task).__module__.startswith("fedquit.core.")
 
 
 def _state_of(classes: Iterable[type]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -41,6 +41,36 @@ class Fault:
 def public_functions(cls: type) -> list[str]:
     """The names of the hooks that a class defines."""
     return [name for name, value in vars(cls).items() if inspect.isfunction(value) and not name.startswith("_")]
+
+
+def hooks_of(cls: type) -> dict[str, list[str]]:
+    """The hooks that the bases of a class in `fedquit.core` define, whichever they are, with their parameters."""
+    hooks: dict[str, list[str]] = {}
+    for base in cls.__mro__:
+        for name in public_functions(base) if is_of_core(base) else ():
+            _, *parameters = inspect.signature(getattr(base, name)).parameters
+            hooks.setdefault(name, parameters)
+    return hooks
+
+
+def is_of_core(thing: object) -> bool:
+    """Whether a class or function is one of `fedquit.core`, and not of a user."""
+    return str(getattr(thing, "__module__", "")).startswith("fedquit.core.")
+
+
+def parts_of(task: Any, split: str) -> list[tuple[Any, str]]:  # noqa: ANN401 - whatever a question may hold
+    """What a client does in one visit, and with which data: one task, or those that `task.parts` lists."""
+    return [(part.task, part.split) for part in task.parts] if hasattr(task, "parts") else [(task, split)]
+
+
+def is_of_a_user(task: Any) -> bool:  # noqa: ANN401 - whatever a question may hold
+    """Whether any part of a question is not ordinary training."""
+    return any(not is_of_core(type(part)) for part, _ in parts_of(task, "all"))
+
+
+def name_of(task: Any) -> str:  # noqa: ANN401 - whatever a question may hold
+    """The names of the classes of a question's tasks."""
+    return "+".join(type(part).__name__ for part, _ in parts_of(task, "all"))
 
 
 def is_params(value: object) -> TypeGuard[Params]:
