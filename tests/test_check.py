@@ -12,10 +12,10 @@ import pytest
 from fedquit.check import Report, check_method
 from fedquit.check.behaviour import behaviour
 from fedquit.check.comparisons import judge_real_kills
+from fedquit.check.federation import SmallFederation, recipe_for
 from fedquit.check.life import lead_life
 from fedquit.check.on_flower import CLIENTS, judge_on_flower, why_not
 from fedquit.check.report import PARTS, Findings, Violation
-from fedquit.check.world import World, recipe_for
 from fedquit.cli import main
 from fedquit.methods import METHODS
 from fedquit.methods.fedau import FedAU
@@ -70,6 +70,7 @@ VIOLATIONS = {
     "DrawsFromNumpy": ("determinism", "unlearning round 1", "`unlearn` draws from numpy's global generator"),
     "DrawsFromPython": ("determinism", "unlearning round 1", "`unlearn` draws from Python's global generator"),
     "DrawsFromTheSystem": ("determinism", "unlearning round 1", "the same request, served twice, gives two models"),
+    "WorksOnce": ("determinism", "one client", "served a second time, ends in IndexError: pop from empty list"),
     "DrawsInATask": (
         "determinism",
         "unlearning round 1, client 12, task DropOut",
@@ -141,10 +142,10 @@ def only(findings: Findings, part: str) -> Violation:
 def test_what_only_the_process_remembers_is_lost_with_it(tmp_path: Path) -> None:
     name = "violating_methods:RemembersInTheProcess"
     assert quick(name).violations == (), "nothing that can be seen changes"
-    world = World(recipe_for({"name": name}))
-    first = lead_life(world, "one client", tmp_path / "first")
+    federation = SmallFederation(recipe_for({"name": name}))
+    first = lead_life(federation, "one client", tmp_path / "first")
     findings = Findings()
-    assert judge_real_kills(world, "one client", tmp_path / "killed", first, findings) == 2
+    assert judge_real_kills(federation, "one client", tmp_path / "killed", first, findings) == 2
     violation = only(findings, "resume")
     assert violation.where == "unlearning round 2 (one client)"
     assert "a process that goes on from 2 that were killed gives another model here" in violation.seen
@@ -156,7 +157,7 @@ def test_what_no_message_can_carry_is_found_on_flower(tmp_path: Path) -> None:
     name = "violating_methods:SendsWhatGrew"
     assert quick(name).violations == (), "the simulator carries it"
     findings = Findings()
-    judge_on_flower(World(recipe_for({"name": name}), clients=CLIENTS), "one client", tmp_path, findings)
+    judge_on_flower(SmallFederation(recipe_for({"name": name}), clients=CLIENTS), "one client", tmp_path, findings)
     violation = only(findings, "flower")
     assert violation.where == "Flower (one client)"
     assert "did not serve the request of client 1 " in violation.seen

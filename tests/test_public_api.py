@@ -76,7 +76,7 @@ API: dict[str, list[str]] = {
     "fedquit.audit.attacks": ["ATTACKS", "REFERENCE_ATTACKS", "Attack"],
     "fedquit.running": ["Recipe", "Setup", "build_setup", "load"],
     "fedquit.studies": ["Candidate", "Sweep", "sweep_rates"],
-    "fedquit.check": ["Part", "Report", "Violation", "check_method"],
+    "fedquit.check": ["PartResult", "Report", "Violation", "check_method"],
     "fedquit.flower": ["ClientData", "ServerConfig", "erasable", "serve"],
     "fedquit.results": [
         "MEASURES",

@@ -502,6 +502,21 @@ class DrawsFromTheSystem(Noisy):
         return float(np.random.default_rng().random())
 
 
+@functools.cache
+def tickets() -> list[int]:
+    """Something that a process uses up and nobody sees."""
+    return [1, 2, 3, 4, 5, 6, 7, 8]  # two rounds for each kind of request
+
+
+@dataclass(frozen=True)
+class WorksOnce(Good):
+    """Uses something up that lasts for the first lives of a process."""
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        tickets().pop()
+        return super().unlearn(fed, state, trained, request)
+
+
 @dataclass(frozen=True)
 class DropOut(Climb):
     """A task that draws by itself."""

@@ -12,10 +12,10 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 import torch
 
+from fedquit.check.federation import KINDS, RECIPE, RECOVERY_ROUNDS, TRAIN, SmallFederation, recipe_for
 from fedquit.check.life import lead_life
 from fedquit.check.on_flower import CLIENTS, judge_on_flower, last_state
 from fedquit.check.report import Findings
-from fedquit.check.world import KINDS, RECIPE, RECOVERY_ROUNDS, TRAIN, World, recipe_for
 from fedquit.data.federated import FederatedData
 from fedquit.errors import InputError, RequestError
 from fedquit.methods import METHODS
@@ -40,13 +40,13 @@ OTHERS = ["seam_methods:CountTwice", "flower.fixed_method:Weighed"]  # what no m
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [*METHODS, *OTHERS])
 def test_a_method_over_flower_equals_the_simulator(name: str, kind: str, tmp_path: Path) -> None:
-    world = World(recipe_for({"name": name, **SHORT.get(name, {})}), clients=CLIENTS)
+    federation = SmallFederation(recipe_for({"name": name, **SHORT.get(name, {})}), clients=CLIENTS)
     try:
-        world.build_method().check(world.request(kind))
+        federation.build_method().check(federation.request(kind))
     except RequestError:
         return  # that it is then served by the fallback is tried elsewhere
     findings = Findings()
-    deviation = judge_on_flower(world, kind, tmp_path, findings)
+    deviation = judge_on_flower(federation, kind, tmp_path, findings)
     assert findings.all == ()
     assert deviation <= 1e-12
 
@@ -54,17 +54,17 @@ def test_a_method_over_flower_equals_the_simulator(name: str, kind: str, tmp_pat
 def test_a_cohort_is_the_one_that_the_simulator_draws(tmp_path: Path) -> None:
     train = {**TRAIN, "clients_per_round": 2}
     recipe = build(Recipe, {**RECIPE, "train": train, "method": {"name": "fedquit", "lr": 1e-2}}, "recipe")
-    world = World(recipe, clients=CLIENTS)
-    model = world.setup(world.build_method()).model
-    setup = Setup(world.data, model, tmp_path)
+    federation = SmallFederation(recipe, clients=CLIENTS)
+    model = federation.setup(federation.build_method()).model
+    setup = Setup(federation.data, model, tmp_path)
     config = setup.config(train=train, method=dict(recipe.method), recover_rounds=RECOVERY_ROUNDS)
     setup.serve(config)
     asked = [node for node, kind in setup.grid.log if kind == "train.fedquit"]
     assert len(asked) == 3 * 2
-    (leaving,) = world.request("one client").clients
+    (leaving,) = federation.request("one client").clients
     setup.outbox(leaving).file()
     after = setup.serve(config)
-    expected = last_state(lead_life(world, "one client", tmp_path / "simulated")).params
+    expected = last_state(lead_life(federation, "one client", tmp_path / "simulated")).params
     for n, p in expected.items():
         torch.testing.assert_close(after.params[n], p, rtol=0, atol=1e-12)
 

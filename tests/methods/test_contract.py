@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedquit.check.contract import Trial, judge_class, try_request
+from fedquit.check.federation import KINDS, RECOVERY_ROUNDS, SmallFederation, recipe_for
 from fedquit.check.report import Findings
-from fedquit.check.world import KINDS, RECOVERY_ROUNDS, World, recipe_for
 from fedquit.methods import METHODS
 
 SAMPLES = {"samples of one client", "samples of several clients"}
@@ -39,21 +39,21 @@ def test_a_method_keeps_the_contract_or_refuses_what_its_paper_does_not_define(
     name: str, preset: str, kind: str, tmp_path: Path
 ) -> None:
     table = {"name": name, "preset": preset} if preset else {"name": name}
-    world = World(recipe_for(table), most_rounds=ROUNDS.get(name, 3))
+    federation = SmallFederation(recipe_for(table), most_rounds=ROUNDS.get(name, 3))
     findings = Findings()
-    judge_class(world.build_method(), findings)
-    trial = try_request(world, kind, tmp_path, findings, flops=kind == "one client")
+    judge_class(federation.build_method(), findings)
+    trial = try_request(federation, kind, tmp_path, findings, flops=kind == "one client")
     assert findings.all == ()
     refused = kind in REFUSES.get(name, set()) and (name, preset) not in SERVES_ALL
     assert trial.outcome.outcome == ("refused" if refused else "served")
     if not refused:
-        asks_all_who_stay_to_recover(world, trial)
+        asks_all_who_stay_to_recover(federation, trial)
 
 
-def asks_all_who_stay_to_recover(world: World, trial: Trial) -> None:
+def asks_all_who_stay_to_recover(federation: SmallFederation, trial: Trial) -> None:
     assert trial.life is not None
-    rounds = RECOVERY_ROUNDS if world.build_method().recovers else 0
-    staying = world.request(trial.kind).stay(world.clients)
+    rounds = RECOVERY_ROUNDS if federation.build_method().recovers else 0
+    staying = federation.request(trial.kind).stay(federation.clients)
     assert trial.life.costs["recovery"].participations == rounds * len(staying)
 
 

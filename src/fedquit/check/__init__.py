@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from fedquit.utils.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from fedquit.check.report import Part as Part
+    from fedquit.check.report import PartResult as PartResult
     from fedquit.check.report import Report as Report
     from fedquit.check.report import Violation as Violation
     from fedquit.check.suite import check_method as check_method
 
-__all__ = ["Part", "Report", "Violation", "check_method"]
+__all__ = ["PartResult", "Report", "Violation", "check_method"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "fedquit.check.report": ["Part", "Report", "Violation"],
+            "fedquit.check.report": ["PartResult", "Report", "Violation"],
             "fedquit.check.suite": ["check_method"],
         },
     )

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedquit.check.federation import described
 from fedquit.check.report import BehaviourLine, Findings
-from fedquit.check.world import described
 from fedquit.core.method import Method
 from fedquit.results.schema import number
 from fedquit.results.words import fixed

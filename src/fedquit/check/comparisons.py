@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from fedquit.check.digest import seeded
-from fedquit.check.life import Life, first_difference, largest_deviation, lead_life
+from fedquit.check.federation import SmallFederation, described
+from fedquit.check.life import Trace, first_difference, largest_deviation, lead_life
 from fedquit.check.report import Findings
-from fedquit.check.world import World, described
 
 TOLERANCE = 1e-9  # between engines, in float64: they add up in another order, over all rounds
 OTHER_SEED = 20_240_607  # of the global generators, in the life that is repeated
@@ -29,24 +29,19 @@ class Killed(BaseException):
     """The run is cut off here."""
 
 
-def judge_determinism(world: World, kind: str, folder: Path, first: Life, findings: Findings) -> None:
+def judge_determinism(federation: SmallFederation, kind: str, folder: Path, first: Trace, findings: Findings) -> None:
     """Lead the same life again, with other global seeds.
 
     Args:
-        world: the federation.
+        federation: that the method is checked in.
         kind: of the request.
         folder: for what it stores.
         first: the life so far.
         findings: where violations are noted.
     """
-    try:
-        with seeded(OTHER_SEED):
-            again = lead_life(world, kind, folder)
-    except Exception as error:  # a user's method may raise anything
-        seen = f"the same request again, with other seeds of the global generators, ends in {described(error)}"
-        findings.add("determinism", "error", kind, seen, "let nothing depend on what happened before in the process")
-        return
-    place = first_difference(first.fingerprints(), again.fingerprints())
+    with seeded(OTHER_SEED):
+        again = lead_again(federation, kind, folder, findings)
+    place = first_difference(first.fingerprints(), again.fingerprints()) if again else ""
     if place:
         findings.add(
             "determinism",
@@ -58,16 +53,44 @@ def judge_determinism(world: World, kind: str, folder: Path, first: Life, findin
         )
 
 
+def lead_again(
+    federation: SmallFederation, kind: str, folder: Path, findings: Findings, *, cache: Path | None = None
+) -> Trace | None:
+    """Lead a life that was led to its end before; where it now ends in an error, that is noted.
+
+    Args:
+        federation: that the method is checked in.
+        kind: of the request.
+        folder: for what it stores.
+        findings: where violations are noted.
+        cache: of trainings, where the method has no part in them.
+    """
+    try:
+        return lead_life(federation, kind, folder, cache=cache)
+    except Exception as error:  # a user's method may raise anything
+        seen = f"the same request, served a second time, ends in {described(error)}"
+        advice = "let nothing depend on what happened before in the process"
+        findings.add("determinism", "error", kind, seen, advice)
+        return None
+
+
 # Kills.
 
 
 def judge_resume(
-    world: World, kind: str, folder: Path, first: Life, findings: Findings, *, cache: Path | None, thorough: bool
+    federation: SmallFederation,
+    kind: str,
+    folder: Path,
+    first: Trace,
+    findings: Findings,
+    *,
+    cache: Path | None,
+    thorough: bool,
 ) -> int:
     """Kill the life in every round, go on with a new object from what is on disk, and compare.
 
     Args:
-        world: the federation.
+        federation: that the method is checked in.
         kind: of the request.
         folder: for what it stores.
         first: the life without a kill.
@@ -89,10 +112,10 @@ def judge_resume(
             killed.append((phase, round, moment))
             raise Killed
 
-    life = Life()
+    life = Trace()
     while True:
         try:
-            lead_life(world, kind, folder, cache=cache, interrupt=interrupt, life=life)
+            lead_life(federation, kind, folder, cache=cache, interrupt=interrupt, life=life)
         except Killed:
             continue
         except Exception as error:  # a user's method may raise anything
@@ -116,11 +139,11 @@ def _note_resume(findings: Findings, where: str, seen: str) -> None:
     findings.add("resume", "resume", where, seen, advice)
 
 
-def judge_real_kills(world: World, kind: str, folder: Path, first: Life, findings: Findings) -> int:
+def judge_real_kills(federation: SmallFederation, kind: str, folder: Path, first: Trace, findings: Findings) -> int:
     """Kill processes of their own with SIGKILL, once in each phase, in its middle, and let the last one end.
 
     Args:
-        world: the federation.
+        federation: that the method is checked in.
         kind: of the request.
         folder: for what it stores.
         first: the life without a kill.
@@ -131,10 +154,10 @@ def judge_real_kills(world: World, kind: str, folder: Path, first: Life, finding
     """
     kills = 0
     for phase in (*KILLED_PHASES, ""):
-        if phase == "training" and not world.build_method().shapes_training:
+        if phase == "training" and not federation.build_method().shapes_training:
             continue
         rounds = max((number for words, number in first.states if words == phase), default=0)
-        done = _process(world, kind, folder, phase, rounds // 2)
+        done = _process(federation, kind, folder, phase, rounds // 2)
         if phase and done.returncode == -signal.SIGKILL:
             kills += 1
             continue
@@ -151,11 +174,13 @@ def judge_real_kills(world: World, kind: str, folder: Path, first: Life, finding
     return kills
 
 
-def _process(world: World, kind: str, folder: Path, phase: str, round: int) -> subprocess.CompletedProcess[str]:
+def _process(
+    federation: SmallFederation, kind: str, folder: Path, phase: str, round: int
+) -> subprocess.CompletedProcess[str]:
     """A process that leads a life, or goes on with it, until it kills itself in a round of a phase ("" for none)."""
     job = {
-        "method": dict(world.recipe.method),
-        "most_rounds": world.most_rounds,
+        "method": dict(federation.recipe.method),
+        "most_rounds": federation.most_rounds,
         "kind": kind,
         "folder": str(folder),
         "kill_in": [phase, round],
@@ -173,7 +198,7 @@ def main(job: dict[str, Any]) -> None:
     Args:
         job: the method, the kind of request, the folder, the phase and round to die in, and torch's threads.
     """
-    from fedquit.check.world import recipe_for
+    from fedquit.check.federation import recipe_for
 
     torch.set_num_threads(job["threads"])
 
@@ -181,8 +206,8 @@ def main(job: dict[str, Any]) -> None:
         if [phase, round] == job["kill_in"]:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    world = World(recipe_for(job["method"]), most_rounds=job["most_rounds"])
-    life = lead_life(world, job["kind"], Path(job["folder"]), interrupt=interrupt)
+    federation = SmallFederation(recipe_for(job["method"]), most_rounds=job["most_rounds"])
+    life = lead_life(federation, job["kind"], Path(job["folder"]), interrupt=interrupt)
     sys.stdout.write(json.dumps(life.fingerprints()) + "\n")
 
 
@@ -190,12 +215,19 @@ def main(job: dict[str, Any]) -> None:
 
 
 def judge_engine(
-    world: World, kind: str, engine: str, folder: Path, first: Life, findings: Findings, *, cache: Path | None
+    federation: SmallFederation,
+    kind: str,
+    engine: str,
+    folder: Path,
+    first: Trace,
+    findings: Findings,
+    *,
+    cache: Path | None,
 ) -> float:
     """Lead the life on another engine, and compare every state.
 
     Args:
-        world: the federation.
+        federation: that the method is checked in.
         kind: of the request.
         engine: its name.
         folder: for what it stores.
@@ -212,7 +244,7 @@ def judge_engine(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says where it has to fall back to a loop
-            other = lead_life(world, kind, folder, cache=cache, engine=engine)
+            other = lead_life(federation, kind, folder, cache=cache, engine=engine)
     except Exception as error:  # a user's method may raise anything
         findings.add("engines", engine, f"engine {engine} ({kind})", f"the life ends in {described(error)}", advice)
         return float("inf")

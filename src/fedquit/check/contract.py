@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from fedquit.check.life import PHASES, Life, lead_life
+from fedquit.check.federation import SmallFederation, described
+from fedquit.check.life import PHASES, Trace, lead_life
 from fedquit.check.observation import LifeOver, Observer
-from fedquit.check.report import CostLine, Findings, Outcome
+from fedquit.check.report import CostLine, Findings, RequestOutcome
 from fedquit.check.rules import Fault
-from fedquit.check.world import World, described
 from fedquit.core.method import Method
 from fedquit.errors import AbsentClientError, NonFiniteError, RequestError
 from fedquit.running.costs import Costs
@@ -34,8 +34,8 @@ class Trial:
     """
 
     kind: str
-    outcome: Outcome
-    life: Life | None = None
+    outcome: RequestOutcome
+    life: Trace | None = None
     questions: int = 0
 
     @property
@@ -78,34 +78,40 @@ def is_plain(value: object) -> bool:
 
 
 def try_request(
-    world: World, kind: str, folder: Path, findings: Findings, *, cache: Path | None = None, flops: bool = True
+    federation: SmallFederation,
+    kind: str,
+    folder: Path,
+    findings: Findings,
+    *,
+    cache: Path | None = None,
+    flops: bool = True,
 ) -> Trial:
     """Lead a federation through one kind of request, and note every contract that is broken.
 
     Args:
-        world: the federation.
+        federation: that the method is checked in.
         kind: of the request.
         folder: for what it stores.
         findings: where violations are noted.
         cache: of trainings, where the method has no part in them; else each life has its own.
         flops: whether to count FLOPs as they are computed.
     """
-    request = world.request(kind)
-    work = world.setup(world.build_method()).flops
-    observer = Observer(kind, request, world.clients, findings, work, counts=flops)
-    life = Life()
-    outcome = Outcome(kind, "served")
+    request = federation.request(kind)
+    work = federation.setup(federation.build_method()).flops
+    observer = Observer(kind, request, federation.clients, findings, work, counts=flops)
+    life = Trace()
+    outcome = RequestOutcome(kind, "served")
     try:
-        lead_life(world, kind, folder, cache=cache, spectator=observer, life=life)
+        lead_life(federation, kind, folder, cache=cache, spectator=observer, life=life)
     except RequestError as error:
         if isinstance(error, AbsentClientError):
-            outcome = Outcome(kind, "failed", str(error))
+            outcome = RequestOutcome(kind, "failed", str(error))
         else:
             outcome = _refused(kind, error, observer)
     except LifeOver:
-        outcome = Outcome(kind, "failed", "a contract is broken")
+        outcome = RequestOutcome(kind, "failed", "a contract is broken")
     except Exception as error:  # a user's method may raise anything
-        outcome = Outcome(kind, "failed", described(error))
+        outcome = RequestOutcome(kind, "failed", described(error))
         if not observer.explained:
             _note_error(error, observer)
     if outcome.outcome == "served":
@@ -113,13 +119,13 @@ def try_request(
     return Trial(kind, outcome, life, observer.questions)
 
 
-def _refused(kind: str, error: RequestError, observer: Observer) -> Outcome:
+def _refused(kind: str, error: RequestError, observer: Observer) -> RequestOutcome:
     sentence = str(error)
     if len(sentence) < SHORTEST_REASON or "\n" in sentence.strip():
         seen = f"refuses the request with {sentence!r}, which does not explain it"
         advice = "say in one sentence why the method does not define such a request, and what to use instead"
         observer.note("requests", Fault("sentence", seen, advice))
-    return Outcome(kind, "refused", sentence)
+    return RequestOutcome(kind, "refused", sentence)
 
 
 def _note_error(error: Exception, observer: Observer) -> None:
@@ -132,7 +138,7 @@ def _note_error(error: Exception, observer: Observer) -> None:
     observer.note("requests", Fault(f"error {words}", f"ends in {words}", advice))
 
 
-def _judge_costs(observer: Observer, life: Life) -> None:
+def _judge_costs(observer: Observer, life: Trace) -> None:
     """Compare what the method is charged with what its engine did."""
     for phase in ("unlearn", "recover"):
         words = PHASES[phase]

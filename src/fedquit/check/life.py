@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedquit.check.digest import digest
-from fedquit.check.world import RECOVERY_ROUNDS, World
+from fedquit.check.federation import RECOVERY_ROUNDS, SmallFederation
 from fedquit.core import ClientId, Memory, Params, Reply, Request, State, Trained
 from fedquit.core.method import Method
 from fedquit.core.params import fingerprint, nbytes
@@ -47,7 +48,7 @@ class Spectator(Protocol):
 
 
 @dataclass
-class Life:
+class Trace:
     """What happened: the state after every round, what was remembered, and what it cost."""
 
     states: dict[Place, State] = field(default_factory=dict)
@@ -89,7 +90,7 @@ def first_difference(a: Mapping[str, str], b: Mapping[str, str], *, partial: boo
     return next((place for place in places if a[place] != b.get(place)), "")
 
 
-def largest_deviation(a: Life, b: Life) -> tuple[float, str]:
+def largest_deviation(a: Trace, b: Trace) -> tuple[float, str]:
     """How far two lives lie apart: the largest difference of two parameters over the largest parameter.
 
     Returns:
@@ -97,7 +98,8 @@ def largest_deviation(a: Life, b: Life) -> tuple[float, str]:
     """
     by_place: dict[str, float] = {}
     for place, state in sorted(a.states.items(), key=_in_order):
-        by_place[_in_words(place)] = _deviation(state.params, b.states[place].params)
+        other = b.states.get(place)
+        by_place[_in_words(place)] = _deviation(state.params, other.params) if other else math.inf
     worst = max(by_place.values(), default=0.0)
     first = next((place for place, apart in by_place.items() if apart >= worst / 1000 and apart > 0), "")
     return worst, first
@@ -110,7 +112,7 @@ def _deviation(a: Params, b: Params) -> float:
 
 
 def lead_life(
-    world: World,
+    federation: SmallFederation,
     kind: str,
     folder: Path,
     *,
@@ -118,12 +120,12 @@ def lead_life(
     engine: str = "sequential",
     spectator: Spectator | None = None,
     interrupt: Interrupt | None = None,
-    life: Life | None = None,
-) -> Life:
+    life: Trace | None = None,
+) -> Trace:
     """Lead a federation with a new object of the method through a request, or go on with what the folder holds.
 
     Args:
-        world: the federation.
+        federation: that the method is checked in.
         kind: of the request.
         folder: for all that it stores.
         cache: of trainings; else a folder of its own.
@@ -135,26 +137,26 @@ def lead_life(
     Raises:
         RequestError: where the method refuses the request.
     """
-    life = life or Life()
+    life = life or Trace()
     interrupt = interrupt or _go_on
-    method = world.build_method()
+    method = federation.build_method()
     observed = spectator.observe(method) if spectator else copy.copy(method)
-    _trace(observed, world, life, interrupt)
-    request = world.request(kind)
+    _trace(observed, federation, life, interrupt)
+    request = federation.request(kind)
     observed.check(request)
-    setup = world.setup(observed, spectator.engine if spectator else None, engine)
-    marked = world.marked(request)
+    setup = federation.setup(observed, spectator.engine if spectator else None, engine)
+    marked = federation.marked(request)
     federated = train(
         setup,
-        marked if method.knows_request else world.data,
+        marked if method.knows_request else federation.data,
         cache or folder / "cache",
         reporter=Silent(),
-        attached={world.name: observed},
+        attached={federation.name: observed},
         request=request,
     )
-    life.kept_bytes, _ = federated.memories.stored(world.name, ())
+    life.kept_bytes, _ = federated.memories.stored(federation.name, ())
     model_bytes = nbytes(setup.initial)
-    life.promised_bytes = method.history_bytes(setup.training, len(world.clients), model_bytes) + model_bytes
+    life.promised_bytes = method.history_bytes(setup.training, len(federation.clients), model_bytes) + model_bytes
     life.states["training", federated.progress.state.round] = federated.progress.state
     life.memories["training"] = _remembered(federated.memories)
 
@@ -176,12 +178,12 @@ def lead_life(
     recovery.memories.close()
     life.memories["recovery"] = _remembered(recovery.memories)
     if spectator:
-        spectator.before_erasure(recovery.memories.of(world.name), recovery.memories.clients)
+        spectator.before_erasure(recovery.memories.of(federation.name), recovery.memories.clients)
     simulation.erase(unlearned, progress, recovery.memories)
     assert simulation.memories is not None
     life.memories["erasure"] = _remembered(simulation.memories)
     if spectator:
-        spectator.erased(simulation.memories.of(world.name))
+        spectator.erased(simulation.memories.of(federation.name))
     return life
 
 
@@ -203,12 +205,12 @@ def _log(interrupt: Interrupt) -> Callable[[Event], None]:
     return log
 
 
-def _trace(observed: Method, world: World, life: Life, interrupt: Interrupt) -> None:
+def _trace(observed: Method, federation: SmallFederation, life: Trace, interrupt: Interrupt) -> None:
     """Note the state after each round of a method's own, and interrupt at the moments that only it knows."""
 
     def rounds(trained: Trained, request: Request) -> int:
         life.rounds = wanted_rounds(trained, request)
-        return min(life.rounds, world.most_rounds) if world.most_rounds else life.rounds
+        return min(life.rounds, federation.most_rounds) if federation.most_rounds else life.rounds
 
     def unlearn(*given: Any) -> State:  # noqa: ANN401 - passed on
         before: State = given[1]
@@ -226,12 +228,12 @@ def _trace(observed: Method, world: World, life: Life, interrupt: Interrupt) -> 
 
     def watch(memory: Memory, round: int, start: Params, reply: Reply) -> None:
         own_watch(memory, round, start, reply)
-        if round < world.recipe.train.rounds:  # later ones are of the recovery
+        if round < federation.recipe.train.rounds:  # later ones are of the recovery
             interrupt("training", round, "reply")
 
     def after_round(memory: Memory, round: int, examples: Mapping[ClientId, int]) -> None:
         own_after_round(memory, round, examples)
-        if round < world.recipe.train.rounds:
+        if round < federation.recipe.train.rounds:
             interrupt("training", round, "end")
 
     wanted_rounds, own_unlearn, own_recover = observed.rounds, observed.unlearn, observed.recover

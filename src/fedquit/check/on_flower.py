@@ -6,9 +6,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedquit.check.life import Life, lead_life
+from fedquit.check.federation import RECOVERY_ROUNDS, SAMPLES, SmallFederation, described
+from fedquit.check.life import Trace, lead_life
 from fedquit.check.report import Findings
-from fedquit.check.world import RECOVERY_ROUNDS, SAMPLES, World, described
 from fedquit.core import Params, State
 from fedquit.core.method import Method
 
@@ -25,11 +25,11 @@ def why_not(method: Method) -> str:
     return ""
 
 
-def judge_on_flower(world: World, kind: str, folder: Path, findings: Findings) -> float:
+def judge_on_flower(federation: SmallFederation, kind: str, folder: Path, findings: Findings) -> float:
     """Lead a federation over Flower's messages and one in the simulator, and compare their models.
 
     Args:
-        world: the federation, with the clients `CLIENTS`.
+        federation: that the method is checked in, with the clients `CLIENTS`.
         kind: of the request.
         folder: for what both store.
         findings: where violations are noted.
@@ -41,10 +41,10 @@ def judge_on_flower(world: World, kind: str, folder: Path, findings: Findings) -
     from fedquit.flower.in_process import InProcessFederation
     from fedquit.running.recipe import build
 
-    expected = last_state(lead_life(world, kind, folder / "simulator")).params
-    request = world.request(kind)
-    recipe = world.recipe
-    federation = InProcessFederation(world.data, world.setup(world.build_method()).model, folder)
+    expected = last_state(lead_life(federation, kind, folder / "simulator")).params
+    request = federation.request(kind)
+    recipe = federation.recipe
+    over_flower = InProcessFederation(federation.data, federation.setup(federation.build_method()).model, folder)
     settings = {
         "state": str(folder / "state"),
         "seed": recipe.seed,
@@ -55,10 +55,10 @@ def judge_on_flower(world: World, kind: str, folder: Path, findings: Findings) -
     config = build(ServerConfig, settings, "fedquit")
     advice = "keep to the hooks of `Task` and `Method`, which are all that a message carries"
     try:
-        federation.serve(config)
+        over_flower.serve(config)
         for client in request.clients:
-            federation.outbox(client).file(positions=range(SAMPLES) if request.samples else ())
-        result = federation.serve(config)
+            over_flower.outbox(client).file(positions=range(SAMPLES) if request.samples else ())
+        result = over_flower.serve(config)
     except Exception as error:  # a user's method may raise anything
         findings.add("flower", "error", f"Flower ({kind})", f"the federation ends in {described(error)}", advice)
         return float("inf")
@@ -74,7 +74,7 @@ def judge_on_flower(world: World, kind: str, folder: Path, findings: Findings) -
     return deviation
 
 
-def last_state(life: Life) -> State:
+def last_state(life: Trace) -> State:
     """The state with which a life ended."""
     *_, last = life.states.values()
     return last

@@ -37,7 +37,7 @@ class Violation:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartResult:
     """One part of a check.
 
     Attributes:
@@ -53,7 +53,7 @@ class Part:
     violations: tuple[Violation, ...] = ()
 
     @classmethod
-    def judged(cls, name: str, note: str, violations: tuple[Violation, ...]) -> Part:
+    def judged(cls, name: str, note: str, violations: tuple[Violation, ...]) -> PartResult:
         """A part that is kept unless there are violations.
 
         Args:
@@ -65,7 +65,7 @@ class Part:
         return cls(name, "broken" if own else "kept", note, own)
 
     @classmethod
-    def skipped(cls, name: str, reason: str) -> Part:
+    def skipped(cls, name: str, reason: str) -> PartResult:
         """A part that was left out.
 
         Args:
@@ -76,7 +76,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestOutcome:
     """What became of one kind of request."""
 
     request: str  # such as "one client"
@@ -130,8 +130,8 @@ class Report:
     method: str
     options: Mapping[str, Any]
     form: Literal["quick", "full"]
-    parts: tuple[Part, ...]
-    requests: tuple[Outcome, ...] = ()
+    parts: tuple[PartResult, ...]
+    requests: tuple[RequestOutcome, ...] = ()
     costs: tuple[CostLine, ...] = ()
     behaviour: tuple[BehaviourLine, ...] = ()
     seconds: float = 0.0
@@ -146,7 +146,7 @@ class Report:
         """Whether no contract is broken."""
         return not self.violations
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> PartResult:
         """The part of that name."""
         return next(part for part in self.parts if part.name == name)
 

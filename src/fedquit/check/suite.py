@@ -18,9 +18,9 @@ from typing import Any
 from fedquit.check import comparisons, on_flower
 from fedquit.check.behaviour import behaviour
 from fedquit.check.contract import Trial, cost_lines, is_plain, judge_class, try_request
-from fedquit.check.life import Life, lead_life
-from fedquit.check.report import PARTS, BehaviourLine, Findings, Part, Report
-from fedquit.check.world import KINDS, World, parse_settings, recipe_for
+from fedquit.check.federation import KINDS, SmallFederation, parse_settings, recipe_for
+from fedquit.check.life import Trace
+from fedquit.check.report import PARTS, BehaviourLine, Findings, PartResult, Report
 from fedquit.engine.stacked.replay import one_thread
 from fedquit.results.words import count
 
@@ -56,10 +56,10 @@ def check_method(
     """
     began = time.perf_counter()
     method = parse_settings(name, settings)
-    world = World(recipe_for(method), most_rounds=QUICK_ROUNDS if quick else FULL_ROUNDS)
+    federation = SmallFederation(recipe_for(method), most_rounds=QUICK_ROUNDS if quick else FULL_ROUNDS)
     # Networks so small are no faster on several threads, and much slower where other processes want the cores.
     with one_thread(), tempfile.TemporaryDirectory(prefix="fedquit-check-", dir=folder or _in_memory()) as place:
-        suite = _Suite(world, method, Path(place), tell or (lambda part: None), quick=quick)
+        suite = _Suite(federation, method, Path(place), tell or (lambda part: None), quick=quick)
         report = suite.run()
     return dataclasses.replace(report, seconds=round(time.perf_counter() - began, 1))
 
@@ -73,8 +73,10 @@ def _in_memory() -> Path | None:
 class _Suite:
     """One check."""
 
-    def __init__(self, world: World, method: Mapping[str, Any], folder: Path, tell: Tell, *, quick: bool) -> None:
-        self.world = world
+    def __init__(
+        self, federation: SmallFederation, method: Mapping[str, Any], folder: Path, tell: Tell, *, quick: bool
+    ) -> None:
+        self.federation = federation
         self.method = method
         self.folder = folder
         self.tell = tell
@@ -83,7 +85,7 @@ class _Suite:
         self.trials: list[Trial] = []
         self.notes: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
-        self.lives: dict[str, Life] = {}
+        self.lives: dict[str, Trace] = {}
         self.lines: list[BehaviourLine] = []
 
     def run(self) -> Report:
@@ -91,9 +93,9 @@ class _Suite:
         self._contract()
         for part in ("determinism", "resume", "engines", "flower", "behaviour"):
             self._begin(part)
-        method = self.world.build_method()
+        method = self.federation.build_method()
         return Report(
-            method=self.world.name,
+            method=self.federation.name,
             options={f.name: _plain(getattr(method, f.name)) for f in dataclasses.fields(method)},
             form="quick" if self.quick else "full",
             parts=tuple(self._part(name) for name in PARTS),
@@ -102,10 +104,10 @@ class _Suite:
             behaviour=tuple(self.lines),
         )
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> PartResult:
         if name in self.skipped and not self.findings.of(name):
-            return Part.skipped(name, self.skipped[name])
-        part = Part.judged(name, self.notes.get(name, ""), self.findings.all)
+            return PartResult.skipped(name, self.skipped[name])
+        part = PartResult.judged(name, self.notes.get(name, ""), self.findings.all)
         return dataclasses.replace(part, status="shown") if name == "behaviour" and part.status == "kept" else part
 
     def _begin(self, part: str) -> None:
@@ -126,7 +128,7 @@ class _Suite:
     def _served(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.served]
 
-    def _lives(self, most: int = 1) -> list[tuple[str, Life]]:
+    def _lives(self, most: int = 1) -> list[tuple[str, Trace]]:
         """The lives that others are compared with: in the quick form at most so many.
 
         Nobody looks on: counting FLOPs can change the last bits of a result.
@@ -136,13 +138,14 @@ class _Suite:
         for kind in chosen:
             if kind not in self.lives:
                 folder = self._folder_for("first", kind)
-                self.lives[kind] = lead_life(self.world, kind, folder, cache=self._cache)
-        return [(kind, self.lives[kind]) for kind in chosen]
+                life = comparisons.lead_again(self.federation, kind, folder, self.findings, cache=self._cache)
+                self.lives |= {kind: life} if life else {}
+        return [(kind, self.lives[kind]) for kind in chosen if kind in self.lives]
 
     @property
     def _cache(self) -> Path | None:
         """Where trainings are shared: not where the method has a part in them."""
-        return None if self.world.build_method().shapes_training else self.folder / "cache"
+        return None if self.federation.build_method().shapes_training else self.folder / "cache"
 
     def _folder_for(self, part: str, kind: str, more: str = "") -> Path:
         return self.folder / part / kind.replace(" ", "-") / more
@@ -151,11 +154,11 @@ class _Suite:
 
     def _contract(self) -> None:
         self.tell("contract")
-        judge_class(self.world.build_method(), self.findings)
+        judge_class(self.federation.build_method(), self.findings)
         for kind in KINDS:
             folder = self._folder_for("contract", kind)
             flops = not self.quick or not self._served
-            trial = try_request(self.world, kind, folder, self.findings, cache=self._cache, flops=flops)
+            trial = try_request(self.federation, kind, folder, self.findings, cache=self._cache, flops=flops)
             self.trials.append(trial)
         if not any(trial.outcome.outcome != "refused" for trial in self.trials):
             self.findings.add(
@@ -163,7 +166,7 @@ class _Suite:
             )
         questions = sum(trial.questions for trial in self.trials)
         wanted = max((trial.life.rounds for trial in self.trials if trial.life), default=0)
-        cut = self.world.most_rounds
+        cut = self.federation.most_rounds
         seen = f"the first {cut} of {count(wanted, 'round')}" if wanted > cut else count(wanted, "round")
         self.notes["contract"] = (
             f"{count(questions, 'question')} for {count(len(self.trials), 'request')}, {seen} of unlearning"
@@ -178,7 +181,7 @@ class _Suite:
     def _determinism(self) -> None:
         for kind, life in self._lives():
             folder = self._folder_for("determinism", kind)
-            comparisons.judge_determinism(self.world, kind, folder, life, self.findings)
+            comparisons.judge_determinism(self.federation, kind, folder, life, self.findings)
         again = ", ".join(kind for kind, _ in self._lives())
         self.notes["determinism"] = f"served again with other global seeds, the same bit for bit: {again}"
 
@@ -186,7 +189,7 @@ class _Suite:
         kills = 0
         for kind, life in self._lives()[:: 1 if self.quick else 3]:
             kills += comparisons.judge_resume(
-                self.world,
+                self.federation,
                 kind,
                 self._folder_for("resume", kind),
                 life,
@@ -200,7 +203,7 @@ class _Suite:
         elif not self.findings.of("resume"):
             kind, life = self._lives()[0]
             folder = self._folder_for("killed", kind)
-            real = comparisons.judge_real_kills(self.world, kind, folder, life, self.findings)
+            real = comparisons.judge_real_kills(self.federation, kind, folder, life, self.findings)
             note += f"; {real} {'process' if real == 1 else 'processes'} killed with SIGKILL"
         self.notes["resume"] = note
 
@@ -210,7 +213,7 @@ class _Suite:
             for kind, life in self._lives(2):  # several clients too, of other sizes: engines pad
                 folder = self._folder_for("engines", kind, engine)
                 deviation = comparisons.judge_engine(
-                    self.world, kind, engine, folder, life, self.findings, cache=self._cache
+                    self.federation, kind, engine, folder, life, self.findings, cache=self._cache
                 )
                 deviations[engine] = max(deviation, deviations.get(engine, 0.0))
         apart = ", ".join(f"{engine} {deviation:.0e}" for engine, deviation in deviations.items())
@@ -219,17 +222,17 @@ class _Suite:
         )
 
     def _flower(self) -> None:
-        reason = on_flower.why_not(self.world.build_method())
+        reason = on_flower.why_not(self.federation.build_method())
         wanted = max(life.rounds for _, life in self._lives())
         if not reason and wanted > FULL_ROUNDS:
             reason = f"{wanted} rounds of unlearning would take too long: give fewer with --set"
         if reason:
             self.skipped["flower"] = reason
             return
-        world = dataclasses.replace(self.world, clients=on_flower.CLIENTS, most_rounds=0)
+        federation = dataclasses.replace(self.federation, clients=on_flower.CLIENTS, most_rounds=0)
         worst = 0.0
         for kind, _ in self._lives():
-            deviation = on_flower.judge_on_flower(world, kind, self._folder_for("flower", kind), self.findings)
+            deviation = on_flower.judge_on_flower(federation, kind, self._folder_for("flower", kind), self.findings)
             worst = max(worst, deviation)
         served = ", ".join(kind for kind, _ in self._lives())
         self.notes["flower"] = (

@@ -121,7 +121,7 @@ class ObservedSetup(Setup):
 
 
 @dataclass(frozen=True)
-class World:
+class SmallFederation:
     """The federation of one method.
 
     Attributes:
