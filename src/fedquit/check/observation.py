@@ -361,10 +361,11 @@ class Observer:
     def _costs_of(self, ask: Ask, reply: Reply) -> Costs:
         """What the meter charges for one answer."""
         meter = Metered(Answered(reply), work=self.work)
+        task: Any = ask.task
         if reply.client == SERVER:
-            meter.run_at_server(ask.task, **ask.sent)
+            meter.run_at_server(task, **ask.sent)
         else:
-            list(meter.run(ask.task, [reply.client], split=ask.split, **ask.sent))
+            list(meter.run(task, [reply.client], split=ask.split, **ask.sent))
         return meter.costs
 
     # The server's memory.
