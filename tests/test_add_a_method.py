@@ -62,8 +62,9 @@ def soft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_commands_of_the_guide_run_as_they_stand(soft: Path) -> None:
-    (commands,) = blocks(GUIDE, "")
-    for line in commands.splitlines():
+    commands = [line for block in blocks(GUIDE, "") for line in block.splitlines()]
+    assert len(commands) == 3
+    for line in commands:
         setting, program, *arguments = shlex.split(line)
         variable, _, folder = setting.partition("=")
         assert (variable, program) == ("PYTHONPATH", "fedquit")

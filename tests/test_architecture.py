@@ -60,6 +60,7 @@ PLANTS = [
     Plant(LAYERS, "data/partition.py", "from fedquit.running.recipe import Recipe"),
     Plant(LAYERS, "methods/pga.py", "from fedquit.engine import plan"),
     Plant(LAYERS, "report/words.py", "import fedquit.flower.ledger"),
+    Plant(LAYERS, "flower/config.py", "from fedquit.check import rules"),
     Plant(LAYERS, "no_layer.py", "import json"),
     Plant(LAYERS, "no_layer/__init__.py", ""),
     Plant(CORE, "core/types.py", "from fedquit.core import params"),

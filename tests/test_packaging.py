@@ -17,6 +17,23 @@ from fedquit import __version__
 from fedquit.running.recipe import packaged
 
 ROOT = Path(__file__).parent.parent
+BESIDE = ("original", "retrain", "fedquit", "natural")
+OWN_METHOD = '''
+from dataclasses import dataclass
+
+from fedquit.core import Federation, Method, Request, State, Trained
+
+
+@dataclass(frozen=True)
+class Halve(Method):
+    """Shrink the last layer, and let ordinary training follow."""
+
+    factor: float = 0.5
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        last = list(state.params)[-2:]
+        return state.next({n: self.factor * p if n in last else p for n, p in state.params.items()})
+'''
 
 
 def call(*command: str | Path, cwd: Path, **environment: str) -> str:
@@ -49,7 +66,7 @@ def test_the_wheel_holds_data_recipes_template_and_types(wheel: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_version_and_demo_work_from_the_wheel_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+def test_version_demo_and_check_work_from_the_wheel_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt")
@@ -63,6 +80,15 @@ def test_version_and_demo_work_from_the_wheel_in_an_empty_environment(wheel: Pat
     assert by_phase["recovered"]["test_acc"] >= by_phase["retrained"]["test_acc"]
     assert (tmp_path / "runs" / "demo" / "report.html").stat().st_size > 10_000
     call(python, "-m", "pip", "check", cwd=tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "my_own.py").write_text(OWN_METHOD)
+    check = (tmp_path / "env" / "bin" / "fedquit", "check", "my_own:Halve", "--json")
+    report = json.loads(call(*check, cwd=tmp_path, PYTHONPATH=str(tmp_path / "mine"), OMP_NUM_THREADS="1"))
+    verdicts = {part["name"]: part["status"] for part in report["parts"]}
+    assert verdicts.pop("flower") == "skipped", "the extra is not installed"
+    assert verdicts.pop("behaviour") == "shown"
+    assert set(verdicts.values()) == {"kept"}
+    assert {line["method"] for line in report["behaviour"]} == {*BESIDE, "my_own:Halve"}
 
 
 def test_the_tree_runs_uninstalled(tmp_path: Path) -> None:

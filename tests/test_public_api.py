@@ -84,6 +84,7 @@ API: dict[str, list[str]] = {
     "fedquit.audit.attacks": ["ATTACKS", "REFERENCE_ATTACKS", "Attack"],
     "fedquit.running": ["Recipe", "Setup", "build_setup", "load"],
     "fedquit.studies": ["Candidate", "Sweep", "sweep_rates"],
+    "fedquit.check": ["PartResult", "Report", "Violation", "check_method"],
     "fedquit.flower": ["ClientData", "ServerConfig", "erasable", "serve"],
     "fedquit.results": [
         "MEASURES",
@@ -102,7 +103,10 @@ API: dict[str, list[str]] = {
     ],
     "fedquit.report": ["ENDINGS", "FORMATS", "load_results", "write_report"],
 }
-LAZY = ("fedquit", "fedquit.distill", "fedquit.audit", "fedquit.running", "fedquit.studies", "fedquit.flower")
+LAZY = (
+    *("fedquit", "fedquit.distill", "fedquit.audit", "fedquit.running"),
+    *("fedquit.studies", "fedquit.check", "fedquit.flower"),
+)
 RESERVED = {"forget", "unlearn", "recover", "evaluate", "run", "compare", "study"}  # for functions of the API
 
 
@@ -138,7 +142,7 @@ def test_the_top_level_functions_are_those_of_distill() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["fedquit", "fedquit.distill", "fedquit.audit", "fedquit.running", "fedquit.studies"]
+    "package", ["fedquit", "fedquit.distill", "fedquit.audit", "fedquit.running", "fedquit.studies", "fedquit.check"]
 )
 def test_importing_a_lazy_package_does_not_import_torch(package: str) -> None:
     check = f"import sys, {package}; print(sorted({{'torch', 'numpy', 'matplotlib'}} & sys.modules.keys()))"

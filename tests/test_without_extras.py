@@ -79,6 +79,21 @@ def test_lists_need_no_extra(kind: str, tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) > 3
 
 
+WHY_NO_FLOWER = """
+from fedquit.check.on_flower import why_not
+from fedquit.methods.fedquit import FedQUIT
+print(why_not(FedQUIT()))
+"""
+
+
+def test_a_check_needs_no_extra_and_says_why_it_skips_flower(tmp_path: Path) -> None:
+    done = python(COMMAND, "check", "fedquit", "--quick", "--json", where=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kept"]
+    done = python(WHY_NO_FLOWER, where=tmp_path)
+    assert done.stdout.startswith("the extra `flower` is not installed: pip install")
+
+
 def test_a_run_from_the_request_to_the_report_needs_no_extra(tmp_path: Path) -> None:
     done = python(COMMAND, "run", "demo", "--smoke", "--out", "runs/demo", where=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Flower grid within one process: real `ClientApp`s behind real messages, and everything that can go wrong with them.
-
-Messages are taken apart into bytes and put together again on both ways, as on a real wire.
-"""
+"""A federation over the grid of `fedquit.flower.in_process`, and everything that can go wrong with its messages."""
 
 from __future__ import annotations
 
@@ -14,106 +11,48 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.task_identity import TaskIdentity
 
-from fedquit.core import ClientId, Request
+from fedquit.core import ClientId
 from fedquit.data.federated import FederatedData
+from fedquit.flower import in_process
 from fedquit.flower.client import ClientData, erasable
 from fedquit.flower.config import ServerConfig
+from fedquit.flower.in_process import SUPERLINK, ImpatientClock, InProcessGrid, Parcel, numbered
 from fedquit.flower.outbox import Outbox
 from fedquit.flower.server import ServerResult, serve
-from fedquit.flower.transport import Clock
 from fedquit.models import FunctionalModel
 from fedquit.running.recipe import build
 
-SUPERLINK = 1
 Spoil = Callable[[Message], list[Message]]
-
-
-@dataclass(frozen=True)
-class OnTheWay:
-    """A message as bytes."""
-
-    id: str
-    message_id: str
-    parts: dict[str, bytes]
-
-    @classmethod
-    def of(cls, message: Message) -> OnTheWay:
-        parts = {number: thing.deflate() for number, thing in get_all_nested_objects(message).items()}
-        return cls(message.object_id, message.metadata.message_id, parts)
-
-    def read(self) -> Message:
-        there = inflate_object_from_contents(self.id, dict(self.parts))
-        assert isinstance(there, Message)
-        there.metadata.__dict__["_message_id"] = self.message_id
-        return there
 
 
 def arrived(message: Message) -> tuple[Message, int]:
     """A message once it has travelled, and its bytes on the way."""
-    way = OnTheWay.of(message)
-    return way.read(), sum(map(len, way.parts.values()))
+    way = Parcel.of(message)
+    return way.read(), way.size
 
 
 @dataclass
-class Node:
-    """A SuperNode with its own app and configuration."""
+class Node(in_process.Node):
+    """A SuperNode whose replies may be lost or spoilt."""
 
-    id: int
-    app: ClientApp
-    config: dict[str, Any]
-    name: str = ""
-    key: bytes = b""
-    online: bool = True
     deaf: bool = False  # online, and never answering
     spoil: Spoil = lambda reply: [reply]  # what becomes of its replies on the way
     asked: list[str] = field(default_factory=list)
 
-    @property
-    def info(self) -> NodeInfo:
-        return NodeInfo(node_id=self.id, public_key=self.key, name=self.name or None)
 
+class InProcess(InProcessGrid):
+    """A grid over such nodes that counts bytes and writes a log."""
 
-class InProcess(Grid):
-    """A grid over nodes in this process."""
+    nodes: dict[int, Node]  # type: ignore[assignment]
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self.nodes = {n.id: n for n in nodes}
-        self.mail: dict[str, list[OnTheWay]] = {}
+        super().__init__({n.id: n for n in nodes})
         self.down_bytes = self.up_bytes = 0
         self.log: list[tuple[int, str]] = []
         self.before: Callable[[Message], None] = lambda message: None  # sees each message before it is sent
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SUPERLINK, 1
 
-    def set_run(self, run: Any) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Any:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return [n.id for n in self.nodes.values() if n.online]
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        return [n.info for n in self.nodes.values() if n.online]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        assert isinstance(messages, list), "a real grid reads them twice"
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = message.object_id
-            self._deliver(message)
-        return [m.metadata.message_id for m in messages]
-
-    def _deliver(self, message: Message) -> None:
+    def deliver(self, message: Message) -> None:
         self.before(message)
         there, size = arrived(message)
         node = self.nodes[message.metadata.dst_node_id]
@@ -122,53 +61,26 @@ class InProcess(Grid):
         if node.deaf:
             return
         if not node.online:
-            self._answer(message, [Message(Error(5, "Node Unavailable"), reply_to=message)])
+            self.answer(message, [Message(Error(5, "Node Unavailable"), reply_to=message)])
             return
-        try:
-            context = Context(1, node.id, node.config, RecordDict(), {})
-            reply = node.app(there, context)
-        except Exception as error:
-            reply = Message(Error(2, repr(error)), reply_to=there)
+        (reply,) = node.answers(there)
         if message.metadata.message_type.startswith("train"):
             self.down_bytes += size
-            self.up_bytes += arrived(_numbered(reply))[1]
-        self._answer(message, node.spoil(reply))
-
-    def _answer(self, message: Message, replies: list[Message]) -> None:
-        self.mail.setdefault(message.metadata.message_id, []).extend(OnTheWay.of(_numbered(r)) for r in replies)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        taken = [reply for number in list(message_ids) for reply in self.mail.pop(number, [])]
-        return [reply.read() for reply in taken]  # where one cannot be read, all are lost, as on a real grid
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
+            self.up_bytes += arrived(numbered(reply))[1]
+        self.answer(message, node.spoil(reply))
 
 
-def _numbered(reply: Message) -> Message:
-    reply.metadata.__dict__["_message_id"] = reply.object_id
-    return reply
-
-
-class Hurried:
+class Hurried(ImpatientClock):
     """A clock that passes while one sleeps."""
 
     def __init__(self) -> None:
-        self.time = 1e9
+        super().__init__()
         self.wakes: list[Callable[[float], None]] = []  # told the time after each sleep
 
     def sleep(self, seconds: float) -> None:
-        self.time += seconds
+        super().sleep(seconds)
         for wake in self.wakes:
             wake(self.time)
-
-    @property
-    def clock(self) -> Clock:
-        return Clock(self.now, self.sleep)
-
-    def now(self) -> float:
-        self.time += 1e-3  # no two looks at a real clock are the same
-        return self.time
 
 
 @dataclass
@@ -225,12 +137,6 @@ class Setup:
         for node in self.grid.nodes.values():
             node.asked.clear()
         return clients
-
-
-def marks(data: FederatedData, request: Request) -> FederatedData:
-    """The first five samples of each client, for a request of samples."""
-    samples = {c: data.train[c][:5] for c in request.clients} if request.samples else None
-    return data.mark(request, samples)
 
 
 def after_message(grid: InProcess, count: int, act: Callable[[], None]) -> None:

@@ -406,14 +406,23 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _set(content: dict[str, Any], setting: str) -> None:
+def parse_setting(setting: str) -> tuple[str, Any]:
+    """Read `key=value`; the value is TOML, and a bare word is a string.
+
+    Raises:
+        InputError: where there is no value.
+    """
     key, equals, text = setting.partition("=")
     if not equals:
         raise InputError(f"--set {setting!r} has no value: write key=value, for example method.lr=3e-4.")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return key, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
+        return key, text
+
+
+def _set(content: dict[str, Any], setting: str) -> None:
+    key, value = parse_setting(setting)
     *folders, last = key.strip().split(".")
     if key == "method.name" and content.get("method", {}).get("name") != value:
         content["method"] = {}
