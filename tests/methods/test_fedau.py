@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedquit.core import Batch, Local, Model, Params, Reply, Request, Sent, Split, State, Task
+from fedquit.core import Batch, Local, Model, Params, Program, Reply, Request, Sent, Split, State, Task
 from fedquit.core.fedavg import Learn
 from fedquit.core.params import mix
 from fedquit.data.federated import Dataset, FederatedData
@@ -177,7 +177,9 @@ def auxiliary_head(method: FedAU, request: Request) -> tuple[Params, Params, Fed
 
     @dataclass
     class Spy(Scripted):
-        def run(self, task: Task, clients: Sequence[int], *, split: Split = "all", **sent: Params) -> Iterator[Reply]:
+        def run(
+            self, task: Task | Program, clients: Sequence[int], *, split: Split = "all", **sent: Params
+        ) -> Iterator[Reply]:
             fresh.append(sent["head"])
             return session.run(task, clients, split=split, **sent)
 
