@@ -87,6 +87,8 @@ def test_a_program_is_one_question_to_those_who_are_there(engine: Scripted) -> N
         session.run(PROGRAM, [1], start=START)
     with pytest.raises(InputError, match="leave out split='forget'"):
         session.run(PROGRAM, [0], split="forget", start=START)
+    with pytest.raises(InputError, match="send it as `start`"):
+        list(Metered(session).run(PROGRAM, [0], teacher=START))
     with pytest.raises(InputError, match="ask the server for one task at a time"):
         session.run_at_server(PROGRAM, start=START)  # type: ignore[arg-type]
 

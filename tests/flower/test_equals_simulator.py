@@ -33,6 +33,9 @@ SHORT: dict[str, dict[str, Any]] = {  # of what would take long
     "fedau": {"epochs": 2.0},
     "fukd": {"epochs": 2.0},
     "pga": {"epochs": 2.0, "batch_size": 8},
+    "scrub": {"lr": 1e-2, "batch_size": 4, "rewind": True},
+    "bad_teacher": {"lr": 1e-2, "batch_size": 4, "samples": "phases"},
+    "ssd": {"alpha": 1.0},
 }
 OTHERS = [  # what no method of METHODS needs of a client
     "seam_methods:CountTwice",

@@ -99,7 +99,7 @@ class Metered:
         """Ask, and count each client's download, work and upload once its reply is here."""
         # A set of parameters under two names travels once.
         down = sum(nbytes(p) for p in {id(p): p for p in sent.values()}.values())
-        known = {**sent, RECEIVED: sent["start"]} if isinstance(task, Program) else sent
+        known = {**sent, RECEIVED: sent.get("start", {})} if isinstance(task, Program) else sent
         for reply in self.inner.run(task, clients, split=split, **sent):
             self.costs += Costs(down, nbytes(reply.params), 1)
             for part, effort in efforts(parts_of(task, split), reply):
