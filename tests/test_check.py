@@ -70,6 +70,7 @@ VIOLATIONS = {
     "DrawsFromNumpy": ("determinism", "unlearning round 1", "`unlearn` draws from numpy's global generator"),
     "DrawsFromPython": ("determinism", "unlearning round 1", "`unlearn` draws from Python's global generator"),
     "DrawsFromTheSystem": ("determinism", "unlearning round 1", "the same request, served twice, gives two models"),
+    "DrawsAndRestores": ("determinism", "unlearning round 1", "the same request, served twice, gives two models"),
     "WorksOnce": ("determinism", "one client", "served a second time, ends in IndexError: pop from empty list"),
     "DrawsInATask": (
         "determinism",

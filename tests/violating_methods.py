@@ -502,6 +502,15 @@ class DrawsFromTheSystem(Noisy):
         return float(np.random.default_rng().random())
 
 
+@dataclass(frozen=True)
+class DrawsAndRestores(Noisy):
+    """Leaves the global generator as it was, and depends on it all the same."""
+
+    def draw(self) -> float:
+        with torch.random.fork_rng(devices=[]):
+            return float(torch.rand(()))
+
+
 @functools.cache
 def tickets() -> list[int]:
     """Something that a process uses up and nobody sees."""

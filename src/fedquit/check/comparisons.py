@@ -18,6 +18,7 @@ from fedquit.check.digest import seeded
 from fedquit.check.federation import SmallFederation, described
 from fedquit.check.life import Trace, first_difference, largest_deviation, lead_life
 from fedquit.check.report import Findings
+from fedquit.check.rules import DRAWING
 
 TOLERANCE = 1e-9  # between engines, in float64: they add up in another order, over all rounds
 OTHER_SEED = 20_240_607  # of the global generators, in the life that is repeated
@@ -48,8 +49,7 @@ def judge_determinism(federation: SmallFederation, kind: str, folder: Path, firs
             "again",
             f"{place} ({kind})",
             "the same request, served twice, gives two models",
-            "draw from `batch.u` or `batch.fixed` in a task, at the server from a generator seeded by `fed.seed`, and "
-            "depend on no clock",
+            f"{DRAWING}, and depend on no clock",
         )
 
 

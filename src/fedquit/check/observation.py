@@ -194,25 +194,21 @@ class Observer:
     def _pure(self, frame: Frame, arguments: Mapping[str, object]) -> Iterator[None]:
         """Notes what a hook changes: its arguments, what it was lent, the states of global generators.
 
-        What a hook that it calls has been noted for is not noted again.
+        What a hook changes in place is noted there, and not again for the hook that led to it.
         """
         before = {name: digest(value) for name, value in arguments.items()}
         generators = random_states()
-        noted = self.findings.count("in place"), self.findings.count("generator")
+        noted = self.findings.count("in place")
         yield
         changed = [name for name, value in arguments.items() if digest(value) != before[name]]
         changed += [words for words, value, seen in frame.lent if digest(value) != seen]
-        if changed and self.findings.count("in place") == noted[0]:
+        if changed and self.findings.count("in place") == noted:
             seen = f"`{frame.hook}` changes {changed[0]} in place"
             advice = "make new tensors, as `fedquit.core.params.add` and `mix` do"
             self.note("contract", Fault(f"in place {frame.hook}", seen, advice))
-        drawn = [name for name, state in random_states().items() if state != generators[name]]
-        if drawn and self.findings.count("generator") == noted[1]:
-            seen = f"`{frame.hook}` draws from {GENERATORS[drawn[0]]}"
-            advice = (
-                "draw from `batch.u` or `batch.fixed` in a task, at the server from a generator seeded by `fed.seed`"
-            )
-            self.note("determinism", Fault(f"generator {drawn[0]}", seen, advice))
+        for name in [name for name, state in random_states().items() if state != generators[name]]:
+            seen = f"`{frame.hook}` draws from {GENERATORS[name]}"
+            self.note("determinism", Fault(f"generator {name}", seen, rules.DRAWING))
 
     def lend(self, words: str, value: object, frame: Frame) -> None:
         """Note a value that a hook may read and must not change.

@@ -18,6 +18,7 @@ from fedquit.core.method import is_of
 from fedquit.running.recipe import build
 
 SCALARS = (bool, int, float, str)
+DRAWING = "draw from `batch.u` or `batch.fixed` in a task, at the server from a generator seeded by `fed.seed`"
 WHOLE_MODEL = "return the parameters of the model, all of them, as `state.params` has them"
 
 

@@ -35,8 +35,12 @@ def check(
     """
     from fedquit.check.suite import check_method
 
-    with err.status("contract") as status:
-        report = check_method(method, settings, quick=quick, tell=status.update)
+    try:
+        with err.status("contract") as status:
+            report = check_method(method, settings, quick=quick, tell=status.update)
+    except KeyboardInterrupt:
+        err.print("stopped; the same command begins anew.")
+        raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:
