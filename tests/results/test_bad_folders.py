@@ -307,6 +307,7 @@ def test_recorded_results_of_schema_1_stay_readable(path: Path) -> None:
 
 def test_a_recorded_comparison_stays_readable(tmp_path: Path) -> None:
     recorded = json.loads((ROOT / "results" / "comparison-fashion.json").read_text())
+    recorded = {key: value for key, value in recorded.items() if key not in ("runs", "code")}  # as it was before
     (tmp_path / "comparison.json").write_text(json.dumps(recorded))
     comparison = read_comparison(tmp_path)
     for line, stored in zip(comparison.table, recorded["table"], strict=True):
