@@ -8,6 +8,7 @@ wrong would be blamed on it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import tempfile
 import time
@@ -174,7 +175,7 @@ class _Suite:
         outcomes = [f"{trial.kind}: {trial.outcome.outcome}" for trial in self.trials]
         self.notes["requests"] = "; ".join(outcomes)
         if self._served:
-            self.notes["costs"] = "bytes, epochs and FLOPs as the engine did them are those that the meter charges"
+            self.notes["costs"] = "bytes, participations, epochs and FLOPs: what the engine did, and what is charged"
         else:
             self.skipped["costs"] = "no kind of request was served to its end"
 
@@ -183,7 +184,7 @@ class _Suite:
             folder = self._folder_for("determinism", kind)
             comparisons.judge_determinism(self.federation, kind, folder, life, self.findings)
         again = ", ".join(kind for kind, _ in self._lives())
-        self.notes["determinism"] = f"served again with other global seeds, the same bit for bit: {again}"
+        self.notes["determinism"] = f"served again with other global seeds, compared bit for bit: {again}"
 
     def _resume(self) -> None:
         kills = 0
@@ -250,5 +251,7 @@ class _Suite:
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 - for JSON
-    """An option as JSON has it; what no recipe can express, in words."""
+    """An option as JSON has it; infinity, and what no recipe can express, in words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value if is_plain(value) else repr(value)
