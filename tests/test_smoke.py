@@ -47,8 +47,13 @@ def words(setting: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def unlike(names: Sequence[str]) -> list[str]:
-    """One of all recipes that differ in nothing but numbers."""
-    return list({frozenset(words(load(name).to_dict())): name for name in names}.values())
+    """One of all recipes that differ in nothing but numbers, and of ablations, in the data too: settings have it."""
+    chosen = {}
+    for name in names:
+        recipe = load(name).to_dict()
+        data = recipe.pop("data") if not name.startswith("settings/") else {}
+        chosen[frozenset([*words(recipe), ("data", data.get("name"))])] = name
+    return list(chosen.values())
 
 
 PLAIN_LAST = sorted(NAMES, key=lambda name: name.startswith("settings/"))
