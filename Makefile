@@ -12,7 +12,7 @@ EXTRAS := flower,transformers,dev
 PARALLEL := -n auto --dist worksteal  # neighbours stay on one core and share what is made once for a file
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo setup environments test test-core test-all test-kernels test-faults faults-planted bench bench-cuda check format hooks clean
+.PHONY: demo setup environments test test-core test-all test-kernels test-faults faults-planted mutants mutants-short bench bench-cuda check format hooks clean
 
 # What can turn out differently without the extras: imports, the command line, the wheel, the list of networks, recipes
 # at their smallest size, a run from the request to the report. All else is the same code on the same packages.
@@ -37,6 +37,14 @@ test-faults: setup
 # Faults that are planted in a copy of the tree, one at a time, and must be caught by the tests named with each.
 faults-planted: setup
 	$(BIN)/python benchmarks/planted_faults.py
+
+# Mutation testing: a fixed sample of small changes, each of which some test must notice. Up to two hours on two cores.
+mutants: setup
+	$(BIN)/python benchmarks/mutants.py
+
+# Fifteen of them that were killed before, by the tests that killed them.
+mutants-short: setup
+	$(BIN)/python benchmarks/mutants.py --short
 
 # The package must work without its extras: in an environment that has none of them all tests can be collected, and
 # those run whose outcome can depend on it.
