@@ -324,8 +324,8 @@ def distances(groups: Sequence[MethodGroup]) -> Table | None:
         "Tug-of-War: 1 is alike in forget, retain and test accuracy (MIA: with Yeom’s attack in place of the forget "
         "accuracy). JS divergence: between the predictions on the "
         "forget data, in nats; the spread is that of two Retrains. Two snapshots: what somebody learns who holds the "
-        "model before and after; an AUC of 0.5 is nothing, and Retrain gives away something as well. Find: the share "
-        f"of the forgotten found while that share of the outsiders is taken for them, with 95{NBSP}% intervals."
+        "model before and after; an AUC of 0.5 is nothing, and Retrain gives away something as well. TPR: the share "
+        f"of the forgotten found while the FPR’s share of the outsiders is taken for them, with 95{NBSP}% intervals."
         + (" Relearning: below 1, knowledge was left." if relearning in columns else ""),
     )
 
