@@ -152,6 +152,15 @@ def test_what_only_the_process_remembers_is_lost_with_it(tmp_path: Path) -> None
     assert "a process that goes on from 2 that were killed gives another model here" in violation.seen
 
 
+@pytest.mark.slow
+def test_a_method_without_rounds_of_its_own_is_killed_in_its_recovery(tmp_path: Path) -> None:
+    federation = SmallFederation(recipe_for({"name": "natural"}))
+    first = lead_life(federation, "one client", tmp_path / "first")
+    findings = Findings()
+    assert judge_real_kills(federation, "one client", tmp_path / "killed", first, findings) == 1
+    assert findings.all == ()
+
+
 @pytest.mark.flower
 def test_what_no_message_can_carry_is_found_on_flower(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="needs the extra `flower`")

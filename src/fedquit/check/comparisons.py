@@ -154,9 +154,10 @@ def judge_real_kills(federation: SmallFederation, kind: str, folder: Path, first
     """
     kills = 0
     for phase in (*KILLED_PHASES, ""):
-        if phase == "training" and not federation.build_method().shapes_training:
-            continue
         rounds = max((number for words, number in first.states if words == phase), default=0)
+        has_a_part = phase != "training" or federation.build_method().shapes_training
+        if phase and not (rounds and has_a_part):
+            continue
         done = _process(federation, kind, folder, phase, rounds // 2)
         if phase and done.returncode == -signal.SIGKILL:
             kills += 1
