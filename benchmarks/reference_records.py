@@ -2,7 +2,7 @@
 """Record Original and Retrain of a setting, which no unlearning method changes.
 
     python benchmarks/reference_records.py settings/cifar100-lda --targets 0,1,2 --state STATE --out OUT
-        [--set key=value ...] [--seed 0] [--retrain-seeds 0] [--seconds 540]
+        [--set key=value ...] [--seed 0] [--retrain-seeds 0] [--without-original] [--seconds 540]
 
 A record is one JSON file (rows of the last ten rounds in the schema of results.json, the hash of data, partition and
 training, code version, hardware, fingerprint of the final parameters) and one safetensors file (per-example scores of
@@ -219,13 +219,15 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--retrain-seeds", default="")
+    parser.add_argument("--without-original", action="store_true")
     parser.add_argument("--seconds", type=float, default=1e9)
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     recipe = load(options.recipe, options.set)
     targets = [int(t) for t in options.targets.split(",")]
     seeds = [int(s) for s in (options.retrain_seeds or str(options.seed)).split(",")]
-    units = [Unit(options.seed), *(Unit(seed, target) for target in targets for seed in seeds)]
+    originals = [] if options.without_original else [Unit(options.seed)]
+    units = [*originals, *(Unit(seed, target) for target in targets for seed in seeds)]
     recorder = Recorder(recipe, targets, options.state, deadline)
     finished = 0
     for unit in units:
