@@ -76,7 +76,7 @@ def observed(method: Method, points: list[Point], evaluation: Evaluation) -> Met
         points.append({"round": after.round, **accuracies(evaluation, after.params)})
         return after
 
-    values = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}  # type: ignore[arg-type]
+    values = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
     watching: Method = type(cls.__name__, (cls,), {"unlearn": unlearn})(**values)
     return watching
 
