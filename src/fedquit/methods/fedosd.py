@@ -66,7 +66,7 @@ class FedOSD(Method):
     lr_decay: float = 1.0
     batch_size: int = 0  # 0: that of training
     recovery: Literal["fedavg", "projected"] = "fedavg"
-    recovery_lr: float = 1e-6  # projected
+    recovery_lr: float = 1e-6  # projected; 0: the rate of training
     several: bool = False  # allow several leaving clients: the mean of their updates, as the authors' code has it
 
     presets = {  # noqa: RUF012 - a ClassVar of the base
@@ -120,7 +120,8 @@ class FedOSD(Method):
         stay = cohort(request.stay(fed.clients), trained.training.clients_per_round, fed.seed)
         w = state.params
         before = state.kept.get("before", trained.params)
-        local = replace(self._local(trained, state), lr=self.recovery_lr * self.lr_decay**state.round)
+        lr = self.recovery_lr * self.lr_decay**state.round or trained.training.task_at(state.clock).local.lr
+        local = replace(self._local(trained, state), lr=lr)
         back = flat(w) - flat(before)
         steps = []
         for r in fed.run(replace(trained.training.task, local=local), stay, split="retain", start=w):
