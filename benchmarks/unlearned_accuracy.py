@@ -206,6 +206,7 @@ class Measurements:
             "recovery": recovery,
             "reached": bool(recovery) and last["test_acc"] >= level,
             "seconds": seconds,
+            "code": code_version(),
         }
 
     def write(self) -> None:
@@ -214,7 +215,6 @@ class Measurements:
             "schema": 1,
             "kind": "unlearned accuracy",
             "recipe": self.recipe.to_dict(),
-            "code": code_version(),
             "computed": {
                 "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
                 "precision": self.setup.precision,
