@@ -34,7 +34,7 @@ FARTHER = {
     "fused": (0.8, "sparse adapters overwrite little of what training in all weights has taught"),
     "ascent": (1.3, "as above: it knows less about the forgotten classes than Retrain, who never saw the client"),
 }
-DESTROYS = ("pga", "ascent", "not", "fedau", "puf", "fedosd", "fedunran")
+DESTROYS = ("pga", "ascent", "not", "fedau", "puf", "fedunran")
 
 Rows = dict[str, dict[str, Any]]
 Runner = Callable[[str], Rows]

@@ -154,7 +154,7 @@ def test_the_model_before_unlearning_is_kept_through_all_rounds() -> None:
     close(second.params, vec(1, -5))
 
 
-def test_the_rate_is_that_of_training_or_the_authors_with_its_own_decay() -> None:
+def test_the_rate_is_fixed_or_that_of_training_or_the_authors_with_its_own_decay() -> None:
     def local(method: FedOSD, round: int) -> Local:
         fed = Scripted(moves({0: down(0, 1)}, {1: down(1, 0), 2: down(1, 0)}))
         what = trained(vec(0, 0), local=Local(2.0, 8, "adam", 0.5, momentum=0.9, weight_decay=0.1))
@@ -162,7 +162,8 @@ def test_the_rate_is_that_of_training_or_the_authors_with_its_own_decay() -> Non
         (locals_,) = {q.task.local for q in fed.asked}
         return locals_
 
-    assert local(FedOSD(), 0) == local(FedOSD(), 3) == Local(2.0, 8, "sgd", 0.125), "plain descent for both"
+    assert local(FedOSD(), 0) == local(FedOSD(), 3) == Local(2.0, 8, "sgd", 1e-3), "plain descent for both"
+    assert local(FedOSD(lr=0.0), 0) == local(FedOSD(lr=0.0), 3) == Local(2.0, 8, "sgd", 0.125)
     assert local(FedOSD(batch_size=5), 0).batch_size == 5
     authors = local(AUTHORS, 3)
     assert authors.batch_size == 200
@@ -170,11 +171,11 @@ def test_the_rate_is_that_of_training_or_the_authors_with_its_own_decay() -> Non
     assert (FedOSD().rounds(trained(vec(0)), LEAVES), AUTHORS.rounds(trained(vec(0)), LEAVES)) == (10, 100)
 
 
-def test_recovery_is_fedavg_with_weights_unless_projected() -> None:
+def test_recovery_can_be_fedavg_with_weights() -> None:
     examples = {0: 5, 1: 1, 2: 3}
     fed = Scripted(moves({1: vec(4, 0), 2: vec(0, 4)}), examples)
     state = State(vec(2, 0), clock=4, kept={"before": vec(0, 0)})
-    found = FedOSD().recover(fed, state, trained(vec(0, 0), examples=examples), LEAVES)
+    found = FedOSD(recovery="fedavg").recover(fed, state, trained(vec(0, 0), examples=examples), LEAVES)
     close(found.params, vec(3, 3))
     assert (found.clock, found.round, dict(found.kept)) == (5, 1, {})
     assert fed.asked[0].task.local == Local(LOCAL.epochs, LOCAL.batch_size, "sgd", LOCAL.lr / 16)
@@ -183,7 +184,7 @@ def test_recovery_is_fedavg_with_weights_unless_projected() -> None:
 def test_projected_recovery_takes_no_step_back_and_keeps_each_client_s_length() -> None:
     examples = {0: 5, 1: 1, 2: 3}
     fed = Scripted(moves({1: down(3, 4), 2: down(-1, 0.001)}), examples)
-    method = FedOSD(recovery="projected", lr_decay=0.5)
+    method = FedOSD(recovery_lr=1e-6, lr_decay=0.5)
     state = State(vec(2, 0), clock=4, round=3, kept={"before": vec(-5, 0)})
     found = method.recover(fed, state, trained(vec(-5, 0), examples=examples), LEAVES)
     # (3, 4) without its part along (7, 0), at length 5, is (0, 5); (-1, 0.001) becomes (0, 1.0000005). Unweighted.
@@ -195,16 +196,28 @@ def test_projected_recovery_takes_no_step_back_and_keeps_each_client_s_length() 
     assert question.task.local.lr == 1e-6 * 0.5**3
 
 
+def test_projected_recovery_steps_as_training_does_unless_it_has_a_rate_of_its_own() -> None:
+    def local(method: FedOSD) -> Local:
+        fed = Scripted(moves({1: down(3, 4), 2: down(1, 0)}))
+        what = trained(vec(0, 0), local=Local(2.0, 8, "adam", 0.5, momentum=0.9, weight_decay=0.1))
+        method.recover(fed, State(vec(2, 0), clock=2, kept={"before": vec(0, 0)}), what, LEAVES)
+        return fed.asked[0].task.local
+
+    assert local(FedOSD()) == Local(2.0, 8, "adam", 0.125), "neither momentum nor weight decay, as in the unlearning"
+    assert local(FedOSD(recovery_lr=0.25)) == Local(2.0, 8, "sgd", 0.25)
+    assert local(AUTHORS) == Local(2.0, 200, "sgd", 1e-6)
+
+
 def test_projected_recovery_from_the_model_before_unlearning_has_no_way_back_to_bar() -> None:
     fed = Scripted(moves({1: down(3, 4), 2: down(1, 0)}))
     state = State(vec(2, 0), kept={"before": vec(2, 0)})
-    found = FedOSD(recovery="projected").recover(fed, state, trained(vec(2, 0)), LEAVES)
+    found = FedOSD().recover(fed, state, trained(vec(2, 0)), LEAVES)
     close(found.params, vec(0, -2))
 
 
 def test_projected_recovery_without_a_kept_model_takes_the_one_that_was_trained() -> None:
     fed = Scripted(moves({1: down(3, 4), 2: down(3, 4)}))
-    found = FedOSD(recovery="projected").recover(fed, State(vec(2, 0)), trained(vec(-5, 0)), LEAVES)
+    found = FedOSD().recover(fed, State(vec(2, 0)), trained(vec(-5, 0)), LEAVES)
     close(found.params, vec(2, -5))
     same(dict(found.kept["before"]), vec(-5, 0))
 

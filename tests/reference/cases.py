@@ -77,7 +77,7 @@ CASES = [
     Case("fedau", paper.FedAU, TWICE),
     Case("fedau", paper.FedAUDuring, preset="authors"),
     Case("not", paper.NoT),
-    Case("fedosd", paper.FedOSD, {"unlearning_rounds": 2}, erasures=(ONE, SAMPLES_OF_ONE)),
+    Case("fedosd", paper.FedOSD, {"unlearning_rounds": 2, "lr": 0.0}, erasures=(ONE, SAMPLES_OF_ONE)),
     Case(
         "fedosd",
         paper.FedOSDAuthors,

@@ -457,11 +457,18 @@ def without(v: Tensor, rows: Tensor) -> Tensor:
 
 
 class FedOSD(Transcription):
-    """Pan et al. 2025: the leaving clients' mean gradient, made orthogonal to that of every client who stays."""
+    """Pan et al. 2025: the leaving clients' mean gradient, made orthogonal to that of every client who stays.
+
+    Recovery takes no step back along w - w_0, and an unweighted mean.
+    """
 
     def lr(self, r: int) -> float:
         """That of training after its last round."""
         return rate(ROUNDS)
+
+    def recovery_lr(self, r: int) -> float:
+        """That of training, which goes on."""
+        return rate(ROUNDS + r)
 
     def unlearn(self) -> None:
         self.before = self.w
@@ -488,23 +495,26 @@ class FedOSD(Transcription):
 
         return self.descend(self.visit(u, "forget"), self.w, loss, sgd(lr))
 
-
-class FedOSDAuthors(FedOSD):
-    """With the authors' own rates and recovery: no step back along w - w_0, an unweighted mean."""
-
-    def lr(self, r: int) -> float:
-        return float(self.options["lr"] * self.options["lr_decay"] ** r)
-
     def recover(self) -> None:
         for r in range(RECOVERY_ROUNDS):
             self.enter("recover-0", r)
-            lr = self.options["recovery_lr"] * self.options["lr_decay"] ** r
+            lr = self.recovery_lr(r)
             g_a = vector(minus(self.w, self.before)).unsqueeze(0)
             self.ask()
             g = [self.gradient(self.learn(k, "retain", self.w, lr, decay=0.0)[0], lr) for k in self.staying]
             d = torch.stack([without(g_k, g_a) for g_k in g]).mean(0)
             self.w = from_vector(vector(self.w) - lr * d, self.w)
             self.end_round()
+
+
+class FedOSDAuthors(FedOSD):
+    """With the authors' own rates."""
+
+    def lr(self, r: int) -> float:
+        return float(self.options["lr"] * self.options["lr_decay"] ** r)
+
+    def recovery_lr(self, r: int) -> float:
+        return float(self.options["recovery_lr"] * self.options["lr_decay"] ** r)
 
 
 class PUF(Transcription):
