@@ -29,7 +29,7 @@ AUDIT = "Audit: scores feed attacks, attacks feed metrics, the evaluation calls 
 RUNNING = "Running: stores and costs below the session, the session below the training cache, the runner on top"
 INDEPENDENT = "Methods are independent of one another"
 FEDERATION = "A method reads its clients through a Federation only: no engine, no network, no data, no files"
-RESULTS = "Results: the schema and the derived quantities need no torch and no drawing library"
+RESULTS = "Results: the schema, the derived quantities and the inference need no torch and no drawing library"
 REPORT = "The report reads JSON: it needs no torch"
 NODE = "A Flower node does not know the server: its ledger, its roster, its lifecycle"
 DEPLOY = "A deployment starts Flower's processes and imports none of what runs inside them"
@@ -82,6 +82,7 @@ PLANTS = [
     Plant(FEDERATION, "methods/fedau.py", "from fedquit.models import load_model"),
     Plant(FEDERATION, "methods/not_.py", "from fedquit.engine.sequential import SequentialEngine"),
     Plant(RESULTS, "results/__init__.py", "import torch"),
+    Plant(RESULTS, "inference/planted.py", "import torch"),
     Plant(RESULTS, "results/planted.py", "from matplotlib import pyplot"),
     Plant(RESULTS, "results/planted.py", "from fedquit.core.types import Request"),
     Plant(RESULTS, "results/planted.py", "from fedquit import unlearn"),
