@@ -2,6 +2,7 @@
 """Mutation testing: change the code in one small place, and see whether a test fails.
 
     python benchmarks/mutants.py              a fixed random sample; writes benchmarks/mutants.json
+    python benchmarks/mutants.py --again      only those that were not killed, or whose file has changed since
     python benchmarks/mutants.py --sample 40  the first 40 of it
     python benchmarks/mutants.py --short      a few that are known to be killed, by the tests that killed them
     python benchmarks/mutants.py --list       what the sample is, without running anything
@@ -246,9 +247,13 @@ def covering(mutant: Mutant, records: Iterable[Recorded], inside: bool) -> list[
         mutant: which.
         records: of all test files.
         inside: whether the line is inside of a function. Otherwise every import executes it, and the tests are those
-            that execute any function of the file.
+            that execute any function of the file or import it by name.
     """
-    hit = [r for r in records if mutant.file in r.lines and (not inside or mutant.line in r.lines[mutant.file])]
+    if inside:
+        hit = [r for r in records if mutant.line in r.lines.get(mutant.file, ())]
+    else:
+        module = f"fedquit.{mutant.file.removesuffix('.py').replace('/', '.')} import"
+        hit = [r for r in records if mutant.file in r.lines or module in (ROOT / r.test).read_text(encoding="utf-8")]
     return sorted(hit, key=lambda r: r.seconds)
 
 
@@ -399,6 +404,23 @@ def content_hash(paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def source_hashes(root: Path = ROOT) -> dict[str, str]:
+    """A hash of each target below a tree."""
+    return {
+        file: hashlib.blake2b((root / PACKAGE / file).read_bytes(), digest_size=8).hexdigest()
+        for file in target_files(root)
+    }
+
+
+def killed_before(chosen: Sequence[Mutant]) -> dict[str, Outcome]:
+    """Of these mutants, those that the recorded run killed and whose files have not changed since, by name."""
+    record = json.loads(RESULTS.read_text(encoding="utf-8"))
+    same = {file for file, value in source_hashes().items() if record["sources"].get(file) == value}
+    outcomes = {entry["mutant"]: Outcome(**entry) for entry in record["mutants"]}
+    known = {m.name: outcomes[m.name] for m in chosen if m.name in outcomes and m.file in same}
+    return {name: outcome for name, outcome in known.items() if outcome.result == "killed"}
+
+
 def records_of(at_work: Workers, files: Sequence[str], cache: Path) -> list[Recorded]:
     """Record test files, except those of which `cache` has a record with the same sources and the same tests.
 
@@ -472,6 +494,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=SAMPLE, help="how many mutants to try")
     parser.add_argument("--short", action="store_true", help="only some that are known to be killed")
+    parser.add_argument("--again", action="store_true", help="only those that the recorded run did not kill")
     parser.add_argument("--only", default="", help="a word in the names of the mutants to try")
     parser.add_argument(
         "--tests", action="append", metavar="PATTERN", help=f"of test files; all of {EVERY_TEST} if none"
@@ -502,9 +525,15 @@ def main() -> int:
         print(f"{len(chosen)} of {len(mutants)} mutants of {len(target_files())} files")
         return 0
     began = time.monotonic()
-    outcomes = run_sample(chosen, files_of_tests(given.tests or [EVERY_TEST]), given.jobs, given.cache)
+    before = killed_before(chosen) if given.again else {}
+    left = [mutant for mutant in chosen if mutant.name not in before]
+    tried_now = run_sample(left, files_of_tests(given.tests or [EVERY_TEST]), given.jobs, given.cache)
+    by_name = before | {outcome.mutant: outcome for outcome in tried_now}
+    outcomes = [by_name[mutant.name] for mutant in chosen]
     words, enough = summary(outcomes, notes)
     minutes = round((time.monotonic() - began) / 60, 1)
+    if given.again:
+        minutes += json.loads(RESULTS.read_text(encoding="utf-8"))["minutes"]
     print(f"{words}\n{minutes} minutes on {given.jobs} processes.")
     out = given.out or (None if given.only or given.tests else RESULTS)
     if out:
@@ -531,7 +560,7 @@ def write_results(
         operators[outcome.mutant.split(": ")[1]][outcome.result] += 1
     content = {
         "seed": SEED,
-        "sources": content_hash(ROOT / PACKAGE / file for file in target_files()),
+        "sources": source_hashes(),
         "all": len(mutants),
         "tried": len(outcomes),
         "results": dict(counts),

@@ -106,6 +106,13 @@ def test_the_fallback_is_tried_once() -> None:
         life.fall_back()
 
 
+def test_after_a_request_that_the_fallback_served_the_method_serves_again() -> None:
+    life = life_in("unlearn").fall_back().begin_recovery().begin_erasing().resume_training()
+    assert not life.phase.fallback
+    assert life.phase.name == "train-1"
+    assert not life.begin_unlearning(Request((2,)), rounds=0).phase.fallback
+
+
 @pytest.mark.parametrize(
     "act",
     [
@@ -438,6 +445,45 @@ def test_what_happens_in_the_wrong_phase_is_refused(tmp_path: Path) -> None:
     simulation.erase(unlearned, next(recovery.rounds), recovery.memories)
     with pytest.raises(TransitionError, match="in phase 'train-1' has nothing to recover from"):
         simulation.recovery(unlearned)
+
+
+def test_a_method_whose_unlearning_is_all_that_it_does_takes_no_round_of_recovery() -> None:
+    assert lifecycle.recovery_rounds(METHODS["federaser"](), 7) == 0
+    assert lifecycle.recovery_rounds(METHODS["fedquit"](), 7) == 7
+
+
+def test_a_federation_begins_with_the_first_model_and_no_cost(tmp_path: Path) -> None:
+    setup = build_setup(tiny())
+    progress = Simulation(setup, tmp_path).progress
+    assert (progress.state.round, progress.seconds, progress.costs.bytes) == (0, 0.0, 0)
+    assert fingerprint(progress.state.params) == fingerprint(setup.initial)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(Method):
+    """Counts the rounds of its recovery in its memory."""
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        return state.next(state.params)
+
+    def recover(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        before = trained.memory.get("rounds", {"n": torch.zeros(1)})
+        trained.memory["rounds"] = {"n": before["n"] + 1}
+        return super().recover(fed, state, trained, request)
+
+
+def test_each_recovery_of_a_request_remembers_for_itself(tmp_path: Path) -> None:
+    setup = build_setup(tiny(method={"name": "test_lifecycle:Counting"}, train={"rounds": 1}))
+    simulation = Simulation(setup, tmp_path)
+    simulation.train(1)
+    request = Request((1,))
+    unlearned = simulation.unlearn(request, simulation.data.mark(request))
+    for number, rounds in enumerate((2, 3)):
+        recovery = simulation.recovery(unlearned, f"recovery-{number}", f"recovered-{number}", number)
+        next(progress for progress in recovery.rounds if progress.state.round == rounds)
+        own = recovery.memories.of("test_lifecycle:Counting")
+        assert float(own["rounds"]["n"]) == rounds, "counted from the end of the unlearning, in a memory of its own"
+    assert "rounds" not in unlearned.memories.of("test_lifecycle:Counting")
 
 
 def test_the_same_steps_again_lead_to_the_same_model_without_any_work(tmp_path: Path) -> None:

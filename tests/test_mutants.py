@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -191,15 +192,23 @@ def _for_ever() -> None:
         pass
 
 
-def test_the_tests_of_a_mutant_are_those_that_execute_its_line_the_fastest_first() -> None:
+def test_the_tests_of_a_mutant_are_those_that_execute_its_line_the_fastest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    for name in ("elsewhere", "beside", "slow", "fast"):
+        (tmp_path / name).write_text("from fedquit.core.fedavg import fedavg\n")
+    (tmp_path / "importing").write_text("from fedquit.core.params import mean\n")
     mutant = next(m for m in EVERY if m.file == "core/params.py")
     elsewhere = mutants.Recorded("elsewhere", 0, "", 0.1, {"core/fedavg.py": [mutant.line]})
     beside = mutants.Recorded("beside", 0, "", 0.2, {"core/params.py": [mutant.line + 1]})
     slow = mutants.Recorded("slow", 0, "", 9.0, {"core/params.py": [mutant.line]})
     fast = mutants.Recorded("fast", 0, "", 1.0, {"core/params.py": [mutant.line, mutant.line + 1]})
-    records = [elsewhere, beside, slow, fast]
+    importing = mutants.Recorded("importing", 0, "", 5.0, {})
+    records = [elsewhere, beside, slow, fast, importing]
     assert mutants.covering(mutant, records, inside=True) == [fast, slow]
-    assert mutants.covering(mutant, records, inside=False) == [beside, fast, slow], "any function of the file"
+    outside = mutants.covering(mutant, records, inside=False)
+    assert outside == [beside, fast, importing, slow], "any function of the file, or its import"
 
 
 def test_lines_of_functions_are_their_bodies() -> None:
@@ -220,6 +229,22 @@ def test_the_summary_wants_enough_killed_and_every_survivor_explained() -> None:
     assert "97 of 100 mutants killed (97.0%)" in words
     assert "3 survivors are not explained" in words
     assert mutants.summary(outcomes(100, 0), mutation.Notes())[1]
+
+
+def test_again_keeps_what_was_killed_in_files_that_have_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = [m for m in EVERY if m.file in ("core/params.py", "core/fedavg.py")]
+    params, other = (next(m for m in sample if m.file == file) for file in ("core/params.py", "core/fedavg.py"))
+    alive = next(m for m in sample if m.file == "core/params.py" and m is not params)
+    slow = next(m for m in sample if m.file == "core/params.py" and m not in (params, alive))
+    results = {params: "killed", other: "killed", alive: "survived", slow: "timeout"}
+    entries = [dataclasses.asdict(mutants.Outcome(m.name, m.line, result)) for m, result in results.items()]
+    sources = mutants.source_hashes() | {"core/fedavg.py": "another"}
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps({"sources": sources, "mutants": entries}))
+    monkeypatch.setattr(mutants, "RESULTS", record)
+    assert list(mutants.killed_before(sample)) == [params.name], "a timeout may have been a busy machine"
 
 
 RECORDED = pytest.mark.skipif(not mutants.RESULTS.exists(), reason="no whole run of benchmarks/mutants.py is recorded")
