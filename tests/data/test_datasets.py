@@ -23,6 +23,21 @@ def dataset() -> Dataset:
     return load_dataset("synthetic", examples=200, test_examples=10, classes=4, size=4)
 
 
+def test_noise_changes_its_share_of_the_training_labels_and_nothing_else() -> None:
+    clean, noisy = load_dataset("fashion_mnist_mini"), load_dataset("fashion_mnist_mini", noise=0.2)
+    wrong = noisy.y != clean.y
+    assert 0.18 < float(wrong.float().mean()) < 0.22
+    assert set(noisy.y[wrong].tolist()) == set(range(10))
+    assert torch.equal(noisy.x, clean.x)
+    assert torch.equal(noisy.test_y, clean.test_y)
+    assert torch.equal(load_dataset("fashion_mnist_mini", noise=0.2).y, noisy.y), "drawn once and for all"
+    more = load_dataset("fashion_mnist_mini", noise=0.4).y != clean.y
+    assert bool((more | ~wrong).all()), "what is wrong at a smaller share is wrong at a larger one"
+    for share in (-0.1, 1.0):
+        with pytest.raises(InputError, match="at least 0 and below 1"):
+            load_dataset("fashion_mnist_mini", noise=share)
+
+
 def test_fashion_mnist_mini_has_its_documented_shape_and_scale() -> None:
     data = load_dataset("fashion_mnist_mini")
     assert data.x.shape == (5000, 1, 28, 28)

@@ -35,12 +35,28 @@ DIGITS_MEAN = 0.3053  # of the pixels, scaled to 0..1
 DIGITS_TEST = 360  # of 1,797
 
 
-def fashion_mnist_mini() -> Dataset:
-    """A balanced part of Fashion-MNIST: 5,000 + 1,000 images of 28x28, 10 classes."""
+def fashion_mnist_mini(*, noise: float = 0.0) -> Dataset:
+    """A balanced part of Fashion-MNIST: 5,000 + 1,000 images of 28x28, 10 classes.
+
+    Args:
+        noise: the share of training labels that are wrong, drawn once and for all: a network can fit them by heart only.
+            Test labels are never changed.
+    """
+    if not 0.0 <= noise < 1.0:
+        raise InputError(f"fashion_mnist_mini has noise={noise}: it must be at least 0 and below 1.")
     packed = resources.files(__name__) / "fashion_mnist_mini.npz"
     with packed.open("rb") as file, np.load(file, allow_pickle=False) as z:
         x, y, test_x, test_y = (z[name] for name in ("x_train", "y_train", "x_test", "y_test"))
-    return Dataset(_fashion(x), _labels(y), _fashion(test_x), _labels(test_y), classes=10)
+    labels = _with_noise(_labels(y), 10, noise) if noise else _labels(y)
+    return Dataset(_fashion(x), labels, _fashion(test_x), _labels(test_y), classes=10)
+
+
+def _with_noise(y: Tensor, classes: int, share: float) -> Tensor:
+    """Labels of which a share is replaced by one of the other classes, all equally likely."""
+    draws = stream(0, "label noise")
+    wrong = torch.from_numpy(draws.random(len(y)) < share)
+    shift = torch.from_numpy(draws.integers(1, classes, len(y)))
+    return torch.where(wrong, (y + shift) % classes, y)
 
 
 def digits() -> Dataset:
