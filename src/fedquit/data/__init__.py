@@ -39,8 +39,8 @@ def fashion_mnist_mini(*, noise: float = 0.0) -> Dataset:
     """A balanced part of Fashion-MNIST: 5,000 + 1,000 images of 28x28, 10 classes.
 
     Args:
-        noise: the share of training labels that are wrong, drawn once and for all: a network can fit them by heart only.
-            Test labels are never changed.
+        noise: the share of training labels that are wrong, drawn once and for all: a network can only learn them by
+            heart. Test labels are never changed.
     """
     if not 0.0 <= noise < 1.0:
         raise InputError(f"fashion_mnist_mini has noise={noise}: it must be at least 0 and below 1.")
