@@ -11,11 +11,13 @@ import torch
 from fedquit.core import Learn, Params, State, Task
 from fedquit.core.params import device_of, foreach_add, foreach_mul, foreach_sub, nbytes, placed
 from fedquit.data.federated import Dataset, FederatedData
+from fedquit.methods.bad_teacher import BadTeacher, Teach
 from fedquit.methods.fedau import FedAU, LearnBoth
 from fedquit.methods.fedquit import Distill, FedQUIT
 from fedquit.methods.fukd import FUKD, Imitate
 from fedquit.methods.fused import FUSED, TrainAdapters
 from fedquit.methods.pga import PGA, Ascend
+from fedquit.methods.scrub import SCRUB, Diverge, Repair
 from fedquit.running.lifecycle import RetainedData, TransitionError
 from methods.method_world import Line, Scripted, close, same, vec
 
@@ -33,6 +35,9 @@ def fields_of(task: Task) -> dict[str, object]:
     [
         (Distill(), fields_of(FedQUIT().distill)),
         (Imitate(), {"temperature": FUKD.temperature}),
+        (Diverge(), {"temperature": SCRUB.temperature}),
+        (Repair(), {"alpha": SCRUB.alpha, "gamma": SCRUB.gamma, "temperature": SCRUB.temperature}),
+        (Teach(), {"teachers": "both", "temperature": BadTeacher.temperature, "seed": 0}),
         (TrainAdapters(), {"density": FUSED.density, "seed": FUSED.seed}),
         (LearnBoth(), {"head": FedAU.head, "carry": FedAU.carry}),
         (

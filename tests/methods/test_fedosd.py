@@ -116,6 +116,12 @@ def test_clients_without_examples_are_left_out() -> None:
     close(state.params, vec(0, -5))
 
 
+def test_without_any_data_of_those_who_stay_there_is_nothing_to_be_orthogonal_to() -> None:
+    fed = Scripted(moves({0: down(3, 4)}, {1: down(0, 0), 2: down(0, 0)}), {0: 1, 1: 0, 2: 0})
+    with pytest.raises(RequestError, match="no client that stays has any data"):
+        FedOSD().unlearn(fed, State(vec(0, 0)), trained(vec(0, 0)), LEAVES)
+
+
 @pytest.mark.parametrize("recovery", ["fedavg", "projected"])
 def test_partial_participation_is_that_of_training(recovery: str) -> None:
     fed = Scripted(examples=dict.fromkeys(range(9), 1))
