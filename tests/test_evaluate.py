@@ -85,9 +85,24 @@ def test_a_model_that_remembers_is_found_out_by_every_measure() -> None:
 def test_a_model_that_knows_nothing_shows_nothing() -> None:
     measures = evaluation().judge(scaled(0.0))
     assert measures["auc"] == 0.5
-    assert measures["holdout_verdict"] == "no trace"
+    assert measures["holdout_verdict"] == "cannot tell"
     assert measures["forget_loss"] == pytest.approx(math.log(3))
     assert measures["tpr_at_0.01"] == 0.0
+
+
+def test_the_verdict_asks_whether_original_is_caught() -> None:
+    who = evaluation(margin=0.3)  # 25 forgotten and 20 hold-out samples: a wide margin
+    blind = who.judge(scaled(0.0), scaled(0.0))
+    assert (blind["holdout_verdict"], blind["original_auc_low"] < 0.5) == ("cannot tell", True)
+    assert blind["holdout_reason"].startswith("blind: the same test does not catch Original")
+    seen = who.judge(scaled(0.0), scaled(1.0))
+    assert seen["holdout_verdict"] == "forgotten within the margin"
+    assert seen["auc_change_high"] < 0
+    assert (seen["forget_size"], seen["holdout_size"], seen["holdout_margin"]) == (25, 20, 0.3)
+    assert [half["holdout_size"] for half in seen["holdout_halves"]] == [10, 10]
+    alone = who.judge(scaled(0.0))
+    assert alone["holdout_reason"] == "blind: Original was not scored by the same test"
+    assert "auc_change" not in alone
 
 
 def test_without_a_holdout_the_test_set_stands_in_and_says_so() -> None:
@@ -159,7 +174,7 @@ MEASURED_BY = {  # other fields are called as what measures them
     r"tpr_at_.+|roc|exposed_against": "roc",
     r"auc\w*": "auc",
     r"entropy_ks\w*": "entropy_ks",
-    r"holdout_verdict": "holdout_null",
+    r"holdout_(verdict|reason|margin|needed|size|halves)|forget_size|tail_p|original_auc_low": "holdout_null",
     r"leakage_.+": "leakage",
     r"forget_js": "js_divergence",
     r"relearn_\w+": "relearn_time",

@@ -100,8 +100,16 @@ def test_a_key_added_later_changes_the_hash_where_it_differs() -> None:
 
 
 def test_a_key_of_the_first_schema_is_hashed_at_its_default_too() -> None:
-    plain = load("demo").to_dict()
-    assert without_later_defaults(plain) == plain
+    hashed = without_later_defaults(load("demo").to_dict())
+    assert hashed.keys() == FIRST_KEYS[""]
+    assert hashed["evaluate"].keys() == FIRST_KEYS["evaluate"], "the margin came later, and has its default"
+    for section in ("data", "model", "train", "recover", "engine"):
+        assert hashed[section].keys() == FIRST_KEYS[section]
+
+
+def test_a_margin_of_ones_own_is_another_recipe() -> None:
+    assert load("demo", ["evaluate.margin=0.05"]).hash == HASHES["demo"]
+    assert load("demo", ["evaluate.margin=0.1"]).hash != HASHES["demo"]
 
 
 def test_an_unknown_key_of_a_later_record_is_hashed() -> None:

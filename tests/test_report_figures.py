@@ -421,12 +421,19 @@ def test_a_recovery_dearer_than_retrain_is_drawn_on_a_log_axis(tmp_path: Path) -
         ("no trace", "no trace of it shows against data of the same clients that never trained (AUC 0.500"),
         ("remembered", "it is still told from data of the same clients"),
         ("over-unlearned", "it is treated worse than data of the same clients"),
+        ("forgotten within the margin", "its samples are told from data of the same clients that never trained by no"),
+        ("cannot tell", "never trained cannot be said (AUC 0.500"),
         ("else", "whether that is chance was not measured"),
     ],
 )
 def test_the_holdout_tells_how_sure(tmp_path: Path, verdict: str, words: str) -> None:
     found = full()
     found["rows"][3]["holdout_verdict"] = verdict
+    if verdict == "cannot tell":
+        found["rows"][3]["holdout_reason"] = "blind: why"
+        html = report(tmp_path, found)
+        assert table(html, "What an attacker can tell")[-1][3].endswith("cannot tell: blind")
+        assert "0.550): blind: why." in text_of(html)
     assert words in text_of(report(tmp_path, found))
 
 
@@ -563,7 +570,7 @@ def test_many_runs_are_shown_as_means_and_folded_away(tmp_path: Path) -> None:
         "Asked to forget clients 0, 1, 2 and 3 (one by one, on average over 4 requests), of 2 methods “fedquit” came"
         in said
     )
-    assert "4 of 4 show no trace" in said
+    assert "the verdicts against data of the same clients that never trained are 4 × no trace" in said
     outline = Outline()
     outline.feed(html)
     assert len(outline.ids) == len(set(outline.ids))

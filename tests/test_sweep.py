@@ -6,41 +6,51 @@ from pathlib import Path
 import pytest
 
 from fedquit.errors import InputError
-from fedquit.studies.sweep import Candidate, choose, parse_rates, sweep_rates
+from fedquit.studies.sweep import Candidate, HalfVerdict, choose, parse_rates, sweep_rates
 from worlds import tiny
 
-
-def candidate(lr: float, auc: float, test_acc: float = 80.0, unlearned_acc: float = 50.0) -> Candidate:
-    return Candidate(lr, unlearned_acc, 50.0, 50.0, test_acc, auc, auc - 0.05, auc + 0.05)
+FORGOTTEN = "forgotten within the margin"
 
 
-REMEMBERED, BLIND = candidate(0, 0.8, unlearned_acc=50.0), candidate(0, 0.52)
+def candidate(lr: float, one: str, other: str = FORGOTTEN, reason: str = "blind: why") -> Candidate:
+    halves = [HalfVerdict(verdict, reason, 0.5, 0.45, 0.55, 300) for verdict in (one, other)]
+    return Candidate(lr, 50.0, 50.0, 50.0, 80.0, 0.5, 0.46, 0.54, verdict=one, reason=reason, halves=tuple(halves))
 
 
-def test_of_the_rates_that_leave_no_trace_the_most_useful_is_taken() -> None:
-    rates = [(1e-5, 0.7, 90.0), (1e-4, 0.53, 85.0), (1e-3, 0.49, 70.0), (1e-2, 0.3, 20.0)]
-    found = choose(REMEMBERED, [candidate(*rate) for rate in rates])
+BEFORE = candidate(0, "remembered")
+
+
+def test_the_smallest_rate_that_is_forgotten_on_one_half_is_confirmed_on_the_other() -> None:
+    found = choose(BEFORE, [candidate(1e-3, FORGOTTEN), candidate(1e-4, FORGOTTEN), candidate(1e-5, "remembered")])
     assert found.chosen is not None
     assert found.chosen.lr == 1e-4
-    assert [c.verdict for c in found.candidates] == ["remembered", "no trace", "no trace", "over-unlearned"]
+    assert found.to_dict()["chosen"] == 1e-4
 
 
-def test_where_every_rate_leaves_a_trace_the_faintest_is_taken() -> None:
-    found = choose(REMEMBERED, [candidate(1, 0.7), candidate(2, 0.6), candidate(3, 0.2)])
-    assert found.chosen is not None
-    assert found.chosen.lr == 2
-    assert "every rate leaves a trace" in found.reason
+def test_a_rate_that_the_other_half_does_not_confirm_is_not_replaced_by_the_next() -> None:
+    """Else the other half would choose as well, and confirm nothing."""
+    found = choose(BEFORE, [candidate(1e-4, FORGOTTEN, "remembered"), candidate(1e-3, FORGOTTEN, FORGOTTEN)])
+    assert found.chosen is None
+    assert found.tried is not None
+    assert found.tried.lr == 1e-4
+    assert "the other half does not confirm it (remembered" in found.reason
 
 
-def test_a_comparison_that_sees_nothing_never_names_the_rate_that_does_nothing() -> None:
-    idle = candidate(1e-9, 0.5, test_acc=99.0, unlearned_acc=50.0)
-    found = choose(BLIND, [idle, candidate(1e-4, 0.5, 80.0, 9.0), candidate(1e-3, 0.5, 70.0, 1.0)])
-    assert found.chosen is not None
-    assert found.chosen.lr == 1e-4
-    assert "cannot tell forget from holdout data even before unlearning" in found.reason
-    nothing = choose(BLIND, [idle])
-    assert nothing.chosen is None
-    assert "try larger ones" in nothing.reason
+@pytest.mark.parametrize(
+    ("verdicts", "reason"),
+    [
+        (["cannot tell", "cannot tell"], "blind: why"),
+        (["remembered", "cannot tell"], "blind: why"),
+        (["remembered", "remembered"], "every rate is remembered: try larger ones"),
+        (["over-unlearned", "over-unlearned"], "every rate is over-unlearned: try smaller ones"),
+        (["remembered", "over-unlearned"], "try rates between them"),
+    ],
+)
+def test_where_no_rate_is_forgotten_none_is_named(verdicts: list[str], reason: str) -> None:
+    found = choose(BEFORE, [candidate(10.0**i, verdict) for i, verdict in enumerate(verdicts)])
+    assert found.chosen is None
+    assert found.tried is None
+    assert found.reason.endswith(reason)
 
 
 def test_a_sweep_needs_no_retrain_and_trains_once(tmp_path: Path) -> None:
@@ -51,6 +61,8 @@ def test_a_sweep_needs_no_retrain_and_trains_once(tmp_path: Path) -> None:
     assert found.candidates[0].auc > found.candidates[1].auc, "the larger rate forgets more"
     assert found.candidates[1].unlearned_acc < found.before.unlearned_acc
     assert len(list((tmp_path / "s" / "cache").iterdir())) == 1
+    assert found.chosen is None, "the holdout data is far too small"
+    assert [half.holdout_size for half in found.before.halves] == [found.before.halves[0].holdout_size] * 2
 
 
 def test_a_sweep_without_holdout_data_says_what_to_do(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from fedquit.inference.trace import VERDICTS
 from fedquit.results.comparison import Comparison, Outcome, Target, build_comparison, members
 from fedquit.results.folders import write_comparison, write_results
 from fedquit.results.schema import COMPARED
@@ -103,6 +104,8 @@ def _row(study: Study, source: random.Random, method: str, phase: str, target: T
     row |= {"down_bytes": source.randrange(9) * 10**5, "up_bytes": source.randrange(9) * 10**5}
     row |= {"client_epochs": float(source.randrange(4)), "server_epochs": float(source.randrange(4))}
     row |= {"client_flops": source.randrange(9) * 10**9, "server_flops": source.randrange(99) * 10**9}
+    row["holdout_acc"] = source.uniform(0, 100)
+    row |= {"holdout_verdict": source.choice(VERDICTS), "holdout_reason": "hold-out too small: why"}
     row["fingerprint"] = f"{source.getrandbits(64):x}"
     row |= {"a_later_field": {"kept": True}}
     for key in study.unmeasured:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fedquit.cli import runs as command
 from fedquit.report import tables, write_report
-from fedquit.results import averages, gaps, quantities, references, summary, tug_of_war
+from fedquit.results import averages, gaps, quantities, references, summary, tug_of_war, words
 from fedquit.results.gaps import Gap, Paired
 from fedquit.results.intervals import Interval
 from fedquit.results.quantities import PairedDifference
@@ -77,6 +77,18 @@ QUANTITIES: dict[str, tuple[Any, str, Callable[[Any], Any], frozenset[str]]] = {
     "mean absolute gap": (quantities, "absolute_gap", lambda gap: gap and Gap(gap.per_target + 3.0), TABLES),
     "average gap": (quantities, "average_gap", lambda size: plus(size, 3.0), ALL),
     "Retrain-vs-Retrain spread": (quantities, "spread", lambda size: plus(size, 500.0), TABLES),
+    "memory of the samples": (
+        quantities,
+        "sample_memory",
+        lambda points: plus(points, 3.0),
+        frozenset({"terminal", "comparison.json", "csv", "json"}),
+    ),
+    "knowledge of the distribution": (
+        quantities,
+        "distribution_knowledge",
+        lambda points: plus(points, 3.0),
+        frozenset({"terminal", "comparison.json", "csv", "json"}),
+    ),
     "cost, clients and server": (quantities, "cost", lambda amount: amount and 7 * amount + 10**6, ALL),
     "cost of a request": (quantities, "total_cost", lambda amount: amount and 3 * amount, TABLES),
     "share of Retrain's cost": (quantities, "cost_share", lambda share: plus(share, 50.0), TABLES),
@@ -187,6 +199,64 @@ def test_paired_differences_have_one_rule() -> None:
 def test_the_mean_is_over_what_was_measured() -> None:
     assert averages.mean([1.0, None, 3.0]) == 2.0
     assert averages.mean([None]) is None
+
+
+def of_phases(**accuracies: tuple[float, float | None]) -> RequestRows:
+    """A request with the forget and the hold-out accuracy of each phase."""
+    rows = []
+    for phase, (forget, holdout) in accuracies.items():
+        row = {"phase": phase, "method": "m", "clients": [0], "request": 0, "forget_acc": forget}
+        rows.append({**row, "holdout_acc": holdout})
+    return RequestRows(0, rows)
+
+
+def test_the_gap_in_forget_accuracy_is_memory_of_samples_and_knowledge_of_the_distribution() -> None:
+    request = of_phases(original=(90.0, 80.0), retrained=(58.0, 60.0), recovered=(64.0, 63.0))
+    assert quantities.sample_memory(request, "original") == 12.0
+    assert quantities.distribution_knowledge(request, "original") == 20.0
+    assert quantities.request_gap(request, "original") == 32.0
+    assert quantities.sample_memory(request, "recovered") == 3.0
+    assert quantities.distribution_knowledge(request, "recovered") == 3.0
+    assert quantities.sample_memory(request, "retrained") is None, "it is the reference"
+    assert quantities.distribution_knowledge(request, "retrained") is None
+    alone = of_phases(recovered=(64.0, 63.0))
+    assert quantities.sample_memory(alone, "recovered") == 1.0, "without a Retrain, forget less hold-out accuracy"
+    assert quantities.distribution_knowledge(alone, "recovered") is None
+    bare = of_phases(retrained=(58.0, None), recovered=(64.0, None))
+    assert quantities.sample_memory(bare, "recovered") is None
+    assert quantities.distribution_knowledge(bare, "recovered") is None
+
+
+def test_a_verdict_is_printed_as_it_is_stored() -> None:
+    row = {"holdout_verdict": "cannot tell", "holdout_reason": "blind: the same test does not catch Original"}
+    assert words.holdout_verdict(row) == "cannot tell: blind"
+    assert words.holdout_verdict(row, in_full=True) == "cannot tell: blind: the same test does not catch Original"
+    forgotten = {"holdout_verdict": "forgotten within the margin", "holdout_reason": "AUC 0.5; tail untested: few"}
+    assert words.holdout_verdict(forgotten) == "forgotten within the margin"
+    assert words.holdout_verdict({"holdout_verdict": "no trace"}, in_full=True) == "no trace", "of older results"
+    assert words.holdout_verdict({}) == ""
+
+
+def test_the_verdicts_of_a_method_are_counted_in_every_view(study: Study, tmp_path: Path) -> None:
+    printed = views(study, tmp_path / "study")
+    counts = json.loads(printed["comparison.json"])["table"][-1]["holdout_verdicts"]
+    assert sum(counts.values()) == 6
+    said = ", ".join(f"{number:g} × {verdict}" for verdict, number in counts.items())
+    assert f"fukd, forget data against the hold-out: {said}" in printed["terminal"]
+    assert json.loads(printed["json"])["summary"][-1]["holdout_verdicts"] == counts
+    assert "hold-out too small" in printed["csv"]
+
+
+def test_a_run_prints_what_is_left_of_its_clients(tmp_path: Path) -> None:
+    request = of_phases(original=(90.0, 80.0), retrained=(58.0, 60.0), recovered=(64.0, 63.0))
+    rows = [{**row, "holdout_verdict": "cannot tell", "holdout_reason": "blind: why"} for row in request.rows]
+    screen = Console(width=120, file=io.StringIO())
+    screen.print(command.trace_table([RequestRows(0, rows)]))
+    assert isinstance(screen.file, io.StringIO)
+    lines = [line.split() for line in screen.file.getvalue().splitlines()]
+    assert ["original", "0", "+12.0", "+20.0", "cannot", "tell:", "blind:", "why"] in lines
+    assert ["recovered", "0", "+3.0", "+3.0", "cannot", "tell:", "blind:", "why"] in lines
+    assert command.trace_table([request]).row_count == 0, "without a hold-out there is no table"
 
 
 def test_a_share_is_a_ratio_of_sums_and_needs_both() -> None:

@@ -16,7 +16,7 @@ from fedquit.audit.attacks import ATTACKS
 from fedquit.audit.attacks.roc import FPRS, TprAt, roc
 from fedquit.audit.metrics import Metric
 from fedquit.audit.metrics.backdoor import Trigger
-from fedquit.audit.metrics.holdout import holdout_null
+from fedquit.audit.metrics.holdout import Samples, holdout_null
 from fedquit.audit.metrics.leakage import leakage
 from fedquit.audit.passes import Pass, Passes, js_between, make_pass
 from fedquit.audit.scores import Scores, in_batches, score_examples
@@ -24,6 +24,7 @@ from fedquit.core import Model, Params, Request, Task
 from fedquit.core.params import fingerprint
 from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.engine import Address, Examples, run_client
+from fedquit.inference.trace import MARGIN, Trace
 
 Set = Literal["test", "retain", "forget", "holdout"]
 SETS: tuple[Set, ...] = ("test", "retain", "forget", "holdout")
@@ -61,6 +62,7 @@ class Evaluation:
         seed: of what the attacks draw.
         trigger: the backdoor that the leaving clients planted, if they did.
         passes: what was computed so far; several requests of one federation can share it.
+        margin: how far from one half the AUC against the hold-out may lie and still count as forgotten.
     """
 
     model: Model
@@ -70,6 +72,7 @@ class Evaluation:
     seed: int = 0
     trigger: Trigger | None = None
     passes: Passes = field(default_factory=Passes, repr=False, compare=False)
+    margin: float = MARGIN
 
     def examples(self, name: Set) -> tuple[Tensor, Tensor]:
         """The examples (N, …) and the labels (N,) or (N, T) of one of the sets."""
@@ -185,13 +188,47 @@ class Evaluation:
             curve.append(accuracy(self.model, params, x, y))  # a model that nothing else looks at
         return curve
 
-    def judge(self, params: Params) -> dict[str, Any]:
-        """Every measure of one model that needs no other model."""
+    def judge(self, params: Params, original: Params | None = None) -> dict[str, Any]:
+        """Every measure of one model that needs no second model, but for Original's part in the verdict.
+
+        Args:
+            params: the model to judge.
+            original: the model that the request found; the hold-out test must catch it to call anything forgotten.
+        """
         by_set = {name: self._scores(name, params) for name in SETS}
         measures = measures_of(by_set, self.attacks, self.seed)
+        forget, holdout = by_set["forget"], by_set["holdout"]
+        if forget and holdout:
+            measures |= self._against_holdout(forget, holdout, original)
         if self.trigger:
             measures["backdoor_asr"] = self._backdoor(self.trigger, params)
         return measures
+
+    def _against_holdout(self, forget: Scores, holdout: Scores, original: Params | None) -> dict[str, Any]:
+        """The hold-out null: forget data against data of the same clients that never trained."""
+        before: Samples | None = None
+        if original is not None:
+            before = self._pass("forget", original).scores, self._pass("holdout", original).scores
+        null = holdout_null(forget, holdout, before, self.margin)
+        measures: dict[str, Any] = {"auc": null.auc.value, "auc_low": null.auc.low, "auc_high": null.auc.high}
+        if null.change:
+            ends = {"": null.change.value, "_low": null.change.low, "_high": null.change.high}
+            measures |= {f"auc_change{end}": value for end, value in ends.items()}
+        judged = null.trace
+        return measures | {
+            "auc_p": judged.area.p_above,
+            "tail_p": judged.tail,
+            "entropy_ks": null.entropy_ks,
+            "entropy_ks_p": null.entropy_p,
+            "holdout_verdict": judged.verdict,
+            "holdout_reason": judged.reason,
+            "holdout_margin": judged.margin,
+            "holdout_needed": judged.needed,
+            "original_auc_low": judged.original_low,
+            "forget_size": judged.area.members,
+            "holdout_size": judged.area.outsiders,
+            "holdout_halves": [_half(half) for half in null.halves],
+        }
 
     def _backdoor(self, trigger: Trigger, params: Params) -> float | None:
         """How often the trigger works on the stamped test images, in percent."""
@@ -222,16 +259,20 @@ def measures_of(by_set: Mapping[Set, Scores | None], attacks: Sequence[str], see
         measures |= {f"mia_{name}": ATTACKS[name](retain, test, forget, seed=seed) for name in attacks}
         measures |= _exposure(forget, holdout or test, "holdout" if holdout else "test")
         measures["entropy"] = _densities({"forget": forget, "test": test})
-    if forget and holdout:
-        measures |= _against_holdout(forget, holdout)
     return measures
 
 
-def _against_holdout(forget: Scores, holdout: Scores) -> dict[str, Any]:
-    """The hold-out null: forget data against data of the same clients that never trained."""
-    null = holdout_null(forget, holdout)
-    apart = {"auc": null.auc.value, "auc_low": null.auc.low, "auc_high": null.auc.high}
-    return apart | {"entropy_ks": null.entropy_ks, "entropy_ks_p": null.entropy_p, "holdout_verdict": null.verdict}
+def _half(judged: Trace) -> dict[str, Any]:
+    """The verdict against one half of the hold-out."""
+    ends = judged.area.interval()
+    return {
+        "verdict": judged.verdict,
+        "reason": judged.reason,
+        "auc": ends.value,
+        "auc_low": ends.low,
+        "auc_high": ends.high,
+        "holdout_size": judged.area.outsiders,
+    }
 
 
 def _exposure(forget: Scores, null: Scores, against: str) -> dict[str, Any]:
@@ -243,12 +284,12 @@ def _exposure(forget: Scores, null: Scores, against: str) -> dict[str, Any]:
 
 
 def _rates(name: str, rates: Iterable[TprAt]) -> dict[str, Any]:
-    """The true-positive rate at each false-positive rate, its interval, and whether the outsiders suffice for it."""
+    """The TPR at each FPR, its bounds, whether the outsiders suffice for it, and how large the true FPR may be."""
     measures: dict[str, Any] = {}
     for at in rates:
         key = f"{name}_at_{at.asked:g}"
         measures |= {key: at.tpr.value, f"{key}_low": at.tpr.low, f"{key}_high": at.tpr.high}
-        measures[f"{key}_enough"] = at.enough
+        measures |= {f"{key}_enough": at.enough, f"{key}_fpr_high": at.fpr.high}
     return measures
 
 

@@ -17,9 +17,10 @@ from fedquit.cli.screen import LOOK, PLAIN, AsJson, Bars
 from fedquit.cli.screen import out as screen
 
 if TYPE_CHECKING:
+    from fedquit.results.requests import RequestRows
     from fedquit.results.summary import MethodSummary
     from fedquit.running.recipe import Recipe
-    from fedquit.studies.sweep import Sweep
+    from fedquit.studies.sweep import HalfVerdict, Sweep
 
 
 def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) -> None:
@@ -34,6 +35,7 @@ def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) 
         typer.echo(json.dumps(results))
         return
     screen.print(_table(f"{escape(recipe.title) or 'Results'} (accuracies in %)", results["rows"]))
+    _print_traces(out, results)
     _say_price(results["rows"])
     screen.print(f"Report: {out / 'report.html'}\nResults: {out / 'results.json'}", **PLAIN)
 
@@ -59,6 +61,39 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
         clients = ", ".join(map(str, row["clients"])) + (" (samples)" if row["samples"] else "")
         work = (str(row["rounds"]), f"{row['seconds']:.1f}")
         table.add_row(row["phase"], row["method"], clients, *measures, *work)
+    return table
+
+
+def _print_traces(out: Path, results: Mapping[str, Any]) -> None:
+    """The verdict against the hold-out, and the two parts of the gap in forget accuracy, where there is a hold-out."""
+    from fedquit.results.folders import RunResults
+
+    requests = RunResults.read(str(out), results).requests
+    table = trace_table(requests)
+    if table.row_count:
+        screen.print(table)
+        screen.print("samples: forget less hold-out accuracy, less Retrain's; distribution: hold-out accuracy less")
+        screen.print("Retrain's; both in points. Together they are the gap in forget accuracy.")
+
+
+def trace_table(requests: Sequence[RequestRows]) -> Table:
+    """What each model remembers of the samples and knows of the clients' distribution, as a table for the terminal."""
+    from fedquit.results.quantities import distribution_knowledge, sample_memory
+    from fedquit.results.schema import PHASES
+    from fedquit.results.words import holdout_verdict, signed
+
+    table = Table(title="What is left of the forgotten clients", **LOOK)
+    table.add_column("phase", no_wrap=True)
+    table.add_column("clients")
+    for name in ("samples", "distribution"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("forget data against the hold-out")
+    for request in requests:
+        for phase in PHASES:
+            verdict = holdout_verdict(request.row(phase), in_full=True)
+            if verdict:
+                points = (signed(sample_memory(request, phase)), signed(distribution_knowledge(request, phase)))
+                table.add_row(phase, ", ".join(map(str, request.clients)), *points, escape(verdict))
     return table
 
 
@@ -129,15 +164,22 @@ def sweep(
 
 def _print_sweep(outcome: Sweep, rounds: int) -> None:
     after = f"{rounds} recovery round" + ("s" if rounds != 1 else "")
+    from fedquit.results.words import holdout_verdict
+
+    def said(half: HalfVerdict) -> str:
+        return holdout_verdict({"holdout_verdict": half.verdict, "holdout_reason": half.reason})
+
     table = Table(title=f"Forget against holdout data, right after unlearning and after {after}", **LOOK)
     for name in ("lr", "unlearned", "forget", "holdout", "test", "AUC ± 95 %"):
         table.add_column(name, justify="right")
-    table.add_column("verdict")
+    table.add_column("one half")
+    table.add_column("other half")
     for c in (outcome.before, *outcome.candidates):
         accuracies = [f"{a:.1f}" for a in (c.unlearned_acc, c.forget_acc, c.holdout_acc, c.test_acc)]
         auc = f"{c.auc:.3f} ± {(c.auc_high - c.auc_low) / 2:.3f}"
         mark = " ←" if c is outcome.chosen else ""
-        table.add_row(f"{c.lr:g}" if c.lr else "before", *accuracies, auc, c.verdict + mark)
+        confirmed = said(c.halves[1]) + mark if c is outcome.tried else ""
+        table.add_row(f"{c.lr:g}" if c.lr else "before", *accuracies, auc, said(c.halves[0]), confirmed)
     screen.print(table)
     taken = f"Take lr = {outcome.chosen.lr:g}: " if outcome.chosen else "No rate can be named: "
     screen.print(f"{taken}{outcome.reason}.", highlight=False)
@@ -201,6 +243,7 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
     screen.print("spread over the same targets, hence no difference.")
     if any(line.budgets for line in lines):
         screen.print(budget_table(lines))
+    _print_verdicts(lines)
     _print_paired(lines)
     _print_references(lines)
     for line in lines:
@@ -220,7 +263,9 @@ def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
     table.add_column("method", no_wrap=True)
     planted = any("backdoor_asr" in line.means for line in lines)
     shown = {key: head for key, head in _COLUMNS.items() if key != "backdoor_asr" or planted}
-    heads = (*shown.values(), "Avg. gap", "unlearned", "rounds", "bytes", "epochs", "FLOPs")
+    held_out = any(line.sample_memory is not None for line in lines)
+    parts = ("samples", "distrib.") if held_out else ()
+    heads = (*shown.values(), *parts, "Avg. gap", "unlearned", "rounds", "bytes", "epochs", "FLOPs")
     for name in heads:
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
@@ -229,8 +274,16 @@ def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
             continue
         levels = [_with_gap(line, key) for key in shown]
         average = "" if line.avg_gap is None else f"{_mark(line, 'avg_gap')}{line.avg_gap:.1f}"
-        table.add_row(escape(line.method), *levels, average, _before(line), _rounds(line), *_cheaper(line))
+        known = _parts(line) if held_out else []
+        table.add_row(escape(line.method), *levels, *known, average, _before(line), _rounds(line), *_cheaper(line))
     return table
+
+
+def _parts(line: MethodSummary) -> list[str]:
+    """Memory of the samples and knowledge of the distribution, in points."""
+    from fedquit.results.words import signed
+
+    return ["" if points is None else signed(points) for points in (line.sample_memory, line.distribution_knowledge)]
 
 
 def _before(line: MethodSummary) -> str:
@@ -282,6 +335,18 @@ def _at_budget(budget: Mapping[str, float] | None) -> str:
         return OUT_OF_REACH
     gap = budget.get("avg_gap", budget.get("forget_acc_gap"))
     return f"{'' if gap is None else f'{gap:.1f} '}({fixed(budget.get('test_acc'))})"
+
+
+def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
+    """How many requests have each verdict against the hold-out."""
+    if any(line.sample_memory is not None for line in lines):
+        screen.print(
+            "samples: forget less hold-out accuracy, less Retrain's; distrib.: hold-out accuracy less Retrain's."
+        )
+    for line in lines:
+        if line.holdout_verdicts:
+            counts = ", ".join(f"{number:g} × {verdict}" for verdict, number in line.holdout_verdicts.items())
+            screen.print(f"{line.method}, forget data against the hold-out: {counts}", **PLAIN)
 
 
 def _print_paired(lines: Sequence[MethodSummary]) -> None:

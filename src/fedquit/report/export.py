@@ -46,6 +46,8 @@ def _derived(event: RequestRows, row: Row) -> dict[str, float]:
     columns: dict[str, float | None] = {kind: quantities.cost(at, phase, kind) for kind in _SUMMED}
     if phase in ("original", "unlearned", "recovered"):
         columns |= {f"{key}_gap": quantities.request_gap(at, phase, key) for key in SHOWN}
+        columns["sample_memory"] = quantities.sample_memory(at, phase)
+        columns["distribution_knowledge"] = quantities.distribution_knowledge(at, phase)
         sizes = {key: quantities.request_distance(at, phase, key) for key in AVERAGED.values()}
         columns["avg_gap"] = quantities.average_gap(sizes)
     return {key: value for key, value in columns.items() if value is not None}
@@ -109,6 +111,9 @@ def summary_fields(summary: MethodSummary) -> dict[str, Any]:
         "tug_of_war_mia": summary.tug_of_war_mia,
         "tug_of_war_mia_floor": summary.tug_of_war_mia_spread,
         "inside_floor": list(summary.inside_floor),
+        "sample_memory": summary.sample_memory,
+        "distribution_knowledge": summary.distribution_knowledge,
+        "holdout_verdicts": dict(summary.holdout_verdicts),
     }
 
 

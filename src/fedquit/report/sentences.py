@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from fedquit.results import quantities
@@ -15,6 +14,9 @@ from fedquit.results.words import NBSP, count, duration, fixed, percent, share, 
 from fedquit.utils.names import each_named
 
 VERDICTS = {
+    "forgotten within the margin": "its samples are told from data of the same clients that never trained by no more "
+    "than the margin",
+    "cannot tell": "whether its samples are still told from data of the same clients that never trained cannot be said",
     "no trace": "no trace of it shows against data of the same clients that never trained",
     "remembered": "it is still told from data of the same clients that never trained",
     "over-unlearned": "it is treated worse than data of the same clients that never trained, which gives it away, too",
@@ -70,11 +72,13 @@ def _price(request: RequestRows) -> str:
 def _evidence(request: RequestRows) -> str:
     """What the hold-out and the second Retrain say, or that neither is there."""
     parts = []
-    verdict = VERDICTS.get(str(request.row("recovered").get("holdout_verdict")))
+    row = request.row("recovered")
+    verdict = VERDICTS.get(str(row.get("holdout_verdict")))
     auc, low, high = (request.get("recovered", key) for key in ("auc", "auc_low", "auc_high"))
     if verdict and auc is not None:
         interval = f", 95{NBSP}% interval {low:.3f} to {high:.3f}" if low is not None and high is not None else ""
-        parts.append(f"{verdict} (AUC {auc:.3f}{interval})")
+        reason = f": {row['holdout_reason']}" if isinstance(row.get("holdout_reason"), str) else ""
+        parts.append(f"{verdict} (AUC {auc:.3f}{interval}){reason}")
     gap = quantities.request_gap(request, "recovered")
     spread = quantities.request_spread(request, "forget_acc")
     if gap is not None and spread is not None:
@@ -151,11 +155,7 @@ def _evidence_over(group: MethodGroup, by: str) -> str:
     if spread is not None:
         judged = "which is not a difference" if by in summary.inside_floor else "which is more than chance explains"
         parts.append(f"the {_NAMES[by]} is {fixed(gap)} points where two Retrains differ by {fixed(spread)}, {judged}")
-    stored = [request.row("recovered").get("holdout_verdict") for request in group.requests]
-    verdicts = Counter(str(verdict) for verdict in stored if verdict in VERDICTS)
-    if verdicts:
-        parts.append(
-            f"against data of the same clients that never trained, {verdicts['no trace']} of {verdicts.total()} show "
-            f"no trace, {verdicts['remembered']} are remembered and {verdicts['over-unlearned']} over-unlearned"
-        )
+    if summary.holdout_verdicts:
+        verdicts = ", ".join(f"{number:g} × {verdict}" for verdict, number in summary.holdout_verdicts.items())
+        parts.append(f"the verdicts against data of the same clients that never trained are {verdicts}")
     return ", and ".join(parts) if parts else f"the {_NAMES[by]} is {fixed(gap)} points; {_UNKNOWN}"

@@ -19,7 +19,7 @@ from fedquit.results.requests import RequestRows, distinct
 from fedquit.results.schema import COSTS, GAPS, MEASURES, PHASES, THRESHOLDS, labels
 from fedquit.results.summary import MethodGroup, MethodSummary, summarise, summarise_phase
 from fedquit.results.tug_of_war import no_farther
-from fedquit.results.words import DASH, NBSP, count, fixed, scaled, share, signed
+from fedquit.results.words import DASH, NBSP, count, fixed, holdout_verdict, scaled, share, signed
 
 SHOWN = labels("test_acc", *GAPS)  # the columns of the table of gaps
 _COSTS_SHOWN = ("bytes", "flops", "server_storage_bytes", "client_storage_bytes", "seconds")
@@ -259,8 +259,8 @@ def _exposed(request: RequestRows, phase: str, key: str) -> Cell:
         notes.append(f"{times * low:.{digits}f} to {times * high:.{digits}f}")
     if request.row(phase).get(f"{key}_enough") is False:
         notes.append("few")
-    if key == "auc" and isinstance(request.row(phase).get("holdout_verdict"), str):
-        notes.append(request.row(phase)["holdout_verdict"])
+    if key == "auc" and (verdict := holdout_verdict(request.row(phase))):
+        notes.append(verdict)
     return Cell(fixed(times * value, digits), tuple(notes))
 
 

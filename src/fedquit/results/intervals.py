@@ -3,17 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fedquit.inference.intervals import Interval
 
-
-@dataclass(frozen=True)
-class Interval:
-    """An estimate and its 95 % interval (or whichever level was asked for)."""
-
-    value: float
-    low: float
-    high: float
-
-    def covers(self, x: float) -> bool:
-        """Whether the interval contains x."""
-        return self.low <= x <= self.high
+__all__ = ["Interval"]

@@ -6,6 +6,8 @@
 | gap to Retrain of one request, with its sign | `request_gap` |
 | mean absolute gap to Retrain over requests, and its deviation | `absolute_gap` |
 | Avg. gap | `average_gap` |
+| memory of the forgotten samples: forget less hold-out accuracy, against Retrain's | `sample_memory` |
+| knowledge of the client's distribution: hold-out accuracy, against Retrain's | `distribution_knowledge` |
 | Retrain-vs-Retrain spread | `spread`, of one request alone `request_spread` |
 | cost of a phase, with the server's part | `cost` |
 | cost of unlearning and recovery together | `total_cost` |
@@ -85,6 +87,42 @@ def average_gap(sizes: Mapping[str, float | None]) -> float | None:
     four = {name: sizes.get(key) for name, key in AVERAGED.items()}
     known = {name: size for name, size in four.items() if size is not None}
     return gaps.avg_gap(**known) if len(known) == len(four) else None
+
+
+def sample_memory(request: RequestRows, phase: str) -> float | None:
+    """How much better a model does on the forgotten samples than on the same clients' hold-out, in points.
+
+    Where there is a Retrain, its own difference is taken away: it never saw either, so that it shows how far the two
+    sets differ by themselves. This and `distribution_knowledge` add up to the gap in forget accuracy.
+
+    Args:
+        request: With its Retrain, if there is one.
+        phase: Whose accuracies; Retrain, the reference, has none.
+
+    Returns:
+        None where there is no hold-out.
+    """
+    own = _forget_less_holdout(request, phase)
+    if own is None or phase == "retrained":
+        return None
+    return own - (_forget_less_holdout(request, "retrained") or 0.0)
+
+
+def _forget_less_holdout(request: RequestRows, phase: str) -> float | None:
+    return gaps.signed_gap(request.get(phase, "forget_acc"), request.get(phase, "holdout_acc"))
+
+
+def distribution_knowledge(request: RequestRows, phase: str) -> float | None:
+    """How much better a model does on the leaving clients' hold-out than Retrain, in points.
+
+    Args:
+        request: With its Retrain.
+        phase: Whose accuracy; Retrain, the reference, has none.
+
+    Returns:
+        None where there is no hold-out or no Retrain.
+    """
+    return None if phase == "retrained" else request_gap(request, phase, "holdout_acc")
 
 
 def spread(requests: Iterable[RequestRows], key: str) -> float | None:

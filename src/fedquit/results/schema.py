@@ -56,6 +56,19 @@ def _rate(key: str, label: str) -> tuple[Measure, ...]:
     return (Measure(key, label, "share"), *limits)
 
 
+def _tpr(key: str, label: str) -> tuple[Measure, ...]:
+    """A TPR at an FPR with its bounds, and how large the true FPR of the threshold may be."""
+    return (
+        *_rate(key, label),
+        Measure(f"{key}_fpr_high", f"{label}, upper end of the FPR", "share", over_requests=False),
+    )
+
+
+def _verdict(key: str, label: str, unit: str) -> Measure:
+    """A part of a verdict, which is that of the first recovery and is not averaged."""
+    return Measure(key, label, unit, over_recoveries=False, over_requests=False)
+
+
 def _cost(key: str, label: str, unit: str) -> Measure:
     """Costs and counts of several recoveries are those of the first."""
     return Measure(key, label, unit, over_recoveries=False)
@@ -77,14 +90,22 @@ _TABLE = (
     Measure("mia_song_entropy", "Entropy", "%", compared=True),
     Measure("mia_song_modified_entropy", "Modified entropy", "%", compared=True),
     Measure("backdoor_asr", "Backdoor", "%", compared=True),
-    *_rate("tpr_at_0.01", "TPR at 1 % FPR"),
-    *_rate("tpr_at_0.001", "TPR at 0.1 % FPR"),
+    *_tpr("tpr_at_0.01", "TPR at 1 % FPR"),
+    *_tpr("tpr_at_0.001", "TPR at 0.1 % FPR"),
     *_rate("auc", "AUC against hold-out"),
+    *_rate("auc_change", "AUC against hold-out, less Original's"),
+    _verdict("auc_p", "p-value of an AUC above one half", "share"),
+    _verdict("tail_p", "p-value of the highest scores", "share"),
+    _verdict("original_auc_low", "AUC of Original, lower bound", "share"),
+    _verdict("holdout_margin", "Margin of the AUC", "share"),
+    _verdict("holdout_needed", "Hold-out samples needed", "samples"),
+    Measure("forget_size", "Forgotten samples", "samples", over_recoveries=False),
+    Measure("holdout_size", "Hold-out samples", "samples", over_recoveries=False),
     Measure("entropy_ks", "KS distance of the entropies", "share"),
     Measure("entropy_ks_p", "p-value of the KS distance", "share"),
     *_rate("leakage_auc", "Two snapshots, AUC"),
-    *_rate("leakage_tpr_at_0.01", "Two snapshots, TPR at 1 % FPR"),
-    *_rate("leakage_tpr_at_0.001", "Two snapshots, TPR at 0.1 % FPR"),
+    *_tpr("leakage_tpr_at_0.01", "Two snapshots, TPR at 1 % FPR"),
+    *_tpr("leakage_tpr_at_0.001", "Two snapshots, TPR at 0.1 % FPR"),
     Measure("forget_js", "JS divergence", "nats"),
     Measure("price_of_forgetting", "Price of forgetting", "nats", over_recoveries=False),
     Measure("relearn_ratio", "Relearning", "× Retrain", over_recoveries=False),
@@ -138,7 +159,8 @@ COSTS: Mapping[str, CostKind] = {
 }
 
 
-WORDS = ("holdout_verdict", "exposed_against", "leakage_against")  # fields of a row that hold a word, where they are
+# fields of a row that hold words, where they are
+WORDS = ("holdout_verdict", "holdout_reason", "exposed_against", "leakage_against")
 
 
 def number(value: object) -> float | None:

@@ -17,6 +17,7 @@ from fedquit.results.quantities import PairedDifference
 from fedquit.results.references import mean_evidence
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import COMPARED, DISTANCE, number, numbers_in
+from fedquit.results.words import holdout_verdict
 
 if TYPE_CHECKING:
     from fedquit.results.folders import RunResults
@@ -61,6 +62,9 @@ class MethodSummary:
         bytes_percent: Of Retrain's.
         computing_percent: In FLOPs, or in epochs where nobody counted FLOPs.
         price_of_forgetting: The mean rise of the retained clients' loss through unlearning, in nats.
+        sample_memory: Mean over the requests, in points; see `quantities.sample_memory`.
+        distribution_knowledge: Mean over the requests, in points.
+        holdout_verdicts: How many requests have each verdict against the hold-out, after recovery.
         seconds: Of unlearning and recovery; not stored in `comparison.json`.
         extra: Fields that this version does not know.
     """
@@ -94,6 +98,9 @@ class MethodSummary:
     bytes_percent: float | None = None
     computing_percent: float | None = None
     price_of_forgetting: float | None = None
+    sample_memory: float | None = None
+    distribution_knowledge: float | None = None
+    holdout_verdicts: Mapping[str, float] = field(default_factory=dict)
     seconds: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -133,6 +140,7 @@ _READERS: Mapping[str, Any] = {
     "inside_floor": _strings,
     "against_first": _pairs,
     **dict.fromkeys(("means", "gaps", "deviations", "unlearned", "spread", "budgets", "references"), numbers_in),
+    "holdout_verdicts": numbers_in,
 }
 
 
@@ -183,6 +191,9 @@ def summarise(
         computing_percent=quantities.computing_share(requests),
         seconds=quantities.mean_cost(requests, "seconds"),
         price_of_forgetting=mean(request.get("unlearned", "price_of_forgetting") for request in requests),
+        sample_memory=mean(quantities.sample_memory(request, "recovered") for request in requests),
+        distribution_knowledge=mean(quantities.distribution_knowledge(request, "recovered") for request in requests),
+        holdout_verdicts=count_verdicts(requests, "recovered"),
         avg_gap=average,
         tug_of_war=quantities.tug_of_war(requests),
         tug_of_war_mia=quantities.tug_of_war(requests, "mia_yeom"),
@@ -213,12 +224,30 @@ def summarise_phase(method: str, phase: str, requests: Sequence[RequestRows]) ->
         gaps=sizes,
         deviations=deviations,
         avg_gap=quantities.average_gap(sizes),
+        sample_memory=mean(quantities.sample_memory(request, phase) for request in requests),
+        distribution_knowledge=mean(quantities.distribution_knowledge(request, phase) for request in requests),
+        holdout_verdicts=count_verdicts(requests, phase),
         bytes=quantities.mean_cost(requests, "bytes", phase),
         client_epochs=quantities.mean_cost(requests, "client_epochs", phase),
         epochs=quantities.mean_cost(requests, "epochs", phase),
         flops=quantities.mean_cost(requests, "flops", phase),
         seconds=quantities.mean_cost(requests, "seconds", phase),
     )
+
+
+def count_verdicts(requests: Sequence[RequestRows], phase: str) -> dict[str, float]:
+    """How many requests have each verdict against the hold-out, in the short words of every view.
+
+    Args:
+        requests: Of one method.
+        phase: Whose verdicts.
+    """
+    counts: dict[str, float] = {}
+    for request in requests:
+        verdict = holdout_verdict(request.row(phase))
+        if verdict:
+            counts[verdict] = counts.get(verdict, 0) + 1
+    return counts
 
 
 def mean_levels(requests: Sequence[RequestRows], phase: str) -> dict[str, float]:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedquit.inference.trace import CANNOT_TELL
 
 DASH = "–"
 NBSP = "\u00a0"
@@ -59,6 +62,24 @@ def scaled(value: float | None, unit: str) -> str:
         prefixes = prefixes[1:]
     digits = 0 if prefixes[0] == "" or size >= 100 else 1
     return f"{size:.{digits}f}{NBSP}{prefixes[0]}{unit}"
+
+
+def holdout_verdict(row: Mapping[str, Any], *, in_full: bool = False) -> str:
+    """The verdict against the hold-out as a row stores it, or "" where there is none.
+
+    Args:
+        row: Of the results; of an older version it has another word and no reason.
+        in_full: With the whole reason. In short, only a verdict that is open has the first words of its reason.
+    """
+    verdict = row.get("holdout_verdict")
+    reason = row.get("holdout_reason")
+    if not isinstance(verdict, str):
+        return ""
+    if not isinstance(reason, str):
+        return verdict
+    if in_full:
+        return f"{verdict}: {reason}"
+    return f"{verdict}: {reason.partition(':')[0]}" if verdict == CANNOT_TELL else verdict
 
 
 def count(value: float | None, noun: str) -> str:

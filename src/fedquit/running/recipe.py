@@ -28,6 +28,7 @@ from fedquit.core.method import Method
 from fedquit.data.samples import SELECTIONS
 from fedquit.engine.optim import OPTIMIZERS
 from fedquit.errors import InputError, UnknownNameError
+from fedquit.inference.trace import MARGIN
 from fedquit.utils.names import imported, lookup, unknown
 
 Options = Mapping[str, Any]
@@ -115,6 +116,7 @@ class EvaluateRecipe:
     backdoor: float = 0.0  # of the training images of the first request's clients, stamped with a trigger; images only
     backdoor_target: int = 0  # the class that the trigger should stand for
     backdoor_size: int = 3  # the side of the stamped square, in pixels
+    margin: float = MARGIN  # how far from 0.5 the AUC against the hold-out may lie and still count as forgotten
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ class Recipe:
         _check(all(0 < b <= 1 for b in self.recover.budgets), "recover.budgets must lie above 0 and at most at 1")
         _check(self.retrain or not self.recover.budgets, "budgets are shares of Retrain's cost; set retrain = true")
         _check(self.evaluate.relearn >= 0, "evaluate.relearn must be at least 0 epochs")
+        _check(0 < self.evaluate.margin < 0.5, "evaluate.margin must lie above 0 and below 0.5")
         _check(0 <= self.evaluate.backdoor <= 1, "evaluate.backdoor must lie between 0 and 1 (0: none)")
         whole = [event.kind == "forget" and not event.samples for event in self.request[:1]]
         _check(

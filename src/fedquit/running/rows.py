@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedquit.audit.evaluation import Evaluation
-from fedquit.core import Request, State
+from fedquit.core import Params, Request, State
 from fedquit.core.params import fingerprint
 from fedquit.running.recipe import Recipe
 from fedquit.running.session import Progress
@@ -29,12 +29,14 @@ class RowMaker:
         recipe: Of the run.
         number: Of the request in the recipe, from 0.
         request: To forget; None where clients joined.
+        original: The model that the request found, where it is known.
     """
 
     evaluation: Evaluation
     recipe: Recipe
     number: int
     request: Request | None
+    original: Params | None = None
 
     def __call__(self, method: str, phase: str, progress: Progress, rounds: int | None = None) -> Row:
         """The row of one phase.
@@ -55,7 +57,7 @@ class RowMaker:
             "seed": self.recipe.seed,
             "rounds": progress.state.round if rounds is None else rounds,
             "seconds": round(progress.seconds, 3),
-            **self.evaluation.judge(params),
+            **self.evaluation.judge(params, self.original),
             **asdict(progress.costs),
             "fingerprint": fingerprint(params),
         }

@@ -228,9 +228,9 @@ class _RecipeRun:
         request = _request(event)
         data = _marked(event, self.simulation.data, self.recipe)
         evaluation = _evaluation(self.setup, data, request)
-        row = RowMaker(evaluation, self.recipe, number, request)
         original = self.simulation.progress
         before = original.state.params
+        row = RowMaker(evaluation, self.recipe, number, request, before)
         yield row("original", "original", original) | evaluation.true_logits(before)
 
         retrained = self._retrained(data.after(request))
@@ -348,7 +348,14 @@ def _a_round(progress: Progress, retrained: Progress) -> float:
 def _evaluation(setup: Setup, data: FederatedData, request: Request) -> Evaluation:
     evaluate = setup.recipe.evaluate
     return Evaluation(
-        setup.evaluation_model, data, request, evaluate.attacks, setup.recipe.seed, setup.trigger, setup.passes
+        model=setup.evaluation_model,
+        data=data,
+        request=request,
+        attacks=evaluate.attacks,
+        seed=setup.recipe.seed,
+        trigger=setup.trigger,
+        passes=setup.passes,
+        margin=evaluate.margin,
     )
 
 

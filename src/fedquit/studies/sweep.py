@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the unlearning rate without a Retrain.
 
-A model that never saw a client treats that client's training data like its holdout data, which
+A model that never saw a client treats that client's training data like its hold-out data, which
 comes from the same distribution and was never trained on. So for each rate the sweep unlearns,
-recovers for a few rounds, and measures how well the loss separates the forgotten data from the
-holdout data. An AUC of 0.5 means that it cannot; above 0.5, the data is remembered; below 0.5, it
-is treated worse than unseen data, which is itself a trace.
+recovers for a few rounds, and judges the forgotten data against one half of the hold-out. It takes
+the smallest rate that is forgotten within the margin there, and the other half must confirm it:
+the best of several rates on one set looks better than it is.
 
-Where the loss cannot separate them even before unlearning, the AUC cannot choose a rate: the model
-has learnt the client's classes, not its samples. Then the sweep decides by the unlearning round
-itself, and says so.
+Where the test does not catch Original, or the hold-out is too small, no rate is named. The model
+may have learnt the client's classes, not its samples.
 """
 
 from __future__ import annotations
@@ -21,15 +20,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedquit.audit.metrics.holdout import verdict_of
 from fedquit.errors import InputError
-from fedquit.results.intervals import Interval
+from fedquit.inference.trace import CANNOT_TELL, FORGOTTEN, OVER_UNLEARNED, REMEMBERED
 from fedquit.running.recipe import Recipe, RecoverRecipe
 from fedquit.running.rows import Row
 from fedquit.running.runner import run
 from fedquit.running.training_cache import Reporter
 
-FOLLOWED = 0.8  # the share of the forget accuracy that unlearning must take away where the AUC cannot choose
+
+@dataclass(frozen=True)
+class HalfVerdict:
+    """The verdict against one half of the hold-out, as a row stores it.
+
+    Attributes:
+        verdict: the word.
+        reason: why, as a phrase.
+        auc: the probability that a forgotten example has a lower loss than one of this half.
+        auc_low: lower end of its 95 % confidence interval.
+        auc_high: upper end of its 95 % confidence interval.
+        holdout_size: examples in this half.
+    """
+
+    verdict: str
+    reason: str
+    auc: float
+    auc_low: float
+    auc_high: float
+    holdout_size: int
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,9 @@ class Candidate:
             recovery.
         auc_low: lower end of its 95 % confidence interval.
         auc_high: upper end of its 95 % confidence interval.
+        verdict: against the whole hold-out, after recovery.
+        reason: of the verdict, as a phrase.
+        halves: the verdicts against either half of the hold-out.
     """
 
     lr: float
@@ -56,6 +76,9 @@ class Candidate:
     auc: float
     auc_low: float
     auc_high: float
+    verdict: str
+    reason: str
+    halves: tuple[HalfVerdict, ...]
 
     @classmethod
     def from_rows(cls, lr: float, unlearned: Row, row: Row) -> Candidate:
@@ -69,15 +92,18 @@ class Candidate:
         Raises:
             InputError: if the run has no holdout data to compare with.
         """
-        names = [f.name for f in dataclasses.fields(cls) if f.name in row]
-        if "auc" not in names:
+        halves = tuple(HalfVerdict(**half) for half in row.get("holdout_halves", ()))
+        if not halves:
             raise InputError("the leaving client is too small for holdout data: raise data.holdout or take another.")
-        return cls(lr, unlearned["forget_acc"], **{name: row[name] for name in names})
-
-    @property
-    def verdict(self) -> str:
-        """By the AUC's confidence interval: "remembered", "no trace" or "over-unlearned"."""
-        return verdict_of(Interval(self.auc, self.auc_low, self.auc_high))
+        numbers = ("forget_acc", "holdout_acc", "test_acc", "auc", "auc_low", "auc_high")
+        return cls(
+            lr,
+            unlearned["forget_acc"],
+            **{name: row[name] for name in numbers},
+            verdict=row["holdout_verdict"],
+            reason=row["holdout_reason"],
+            halves=halves,
+        )
 
 
 @dataclass(frozen=True)
@@ -89,16 +115,18 @@ class Sweep:
         candidates: one for each rate.
         chosen: the rate to take; None where none can be recommended.
         reason: why, as a phrase.
+        tried: the rate that the second half of the holdout data was asked about; None where there was none.
     """
 
     before: Candidate
     candidates: tuple[Candidate, ...]
     chosen: Candidate | None
     reason: str
+    tried: Candidate | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sweep as plain values, for JSON."""
-        rates = [dataclasses.asdict(c) | {"verdict": c.verdict} for c in (self.before, *self.candidates)]
+        rates = [dataclasses.asdict(c) for c in (self.before, *self.candidates)]
         return {"rates": rates, "chosen": self.chosen.lr if self.chosen else None, "reason": self.reason}
 
 
@@ -154,23 +182,35 @@ def sweep_rates(
 
 
 def choose(before: Candidate, candidates: Sequence[Candidate]) -> Sweep:
-    """Choose the rate to take.
+    """The rule: the smallest rate that one half of the holdout data calls forgotten, if the other half confirms it.
 
     Args:
         before: the model before unlearning.
         candidates: one for each rate.
     """
-    rates = tuple(candidates)
-    if before.verdict == "remembered":
-        clean = [c for c in rates if c.verdict == "no trace"]
-        if clean:
-            best = max(clean, key=lambda c: c.test_acc)
-            return Sweep(before, rates, best, "of the rates that leave no trace it keeps the best test accuracy")
-        best = min(rates, key=lambda c: abs(c.auc - 0.5))
-        return Sweep(before, rates, best, "every rate leaves a trace, and this one the faintest: try rates around it")
-    blind = "the loss cannot tell forget from holdout data even before unlearning, so the AUC cannot choose"
-    followed = [c for c in rates if c.unlearned_acc <= (1 - FOLLOWED) * before.forget_acc]
-    if not followed:
-        return Sweep(before, rates, None, f"{blind}, and no rate took 80 % of the forget accuracy: try larger ones")
-    best = min(followed, key=lambda c: c.lr)
-    return Sweep(before, rates, best, f"{blind}; it is the smallest that took 80 % of the forget accuracy")
+    rates = tuple(sorted(candidates, key=lambda c: c.lr))
+    tried = next((c for c in rates if c.halves[0].verdict == FORGOTTEN), None)
+    if tried is None:
+        return Sweep(before, rates, None, f"no rate is {FORGOTTEN} on one half of the holdout data; {_why_none(rates)}")
+    confirmed = tried.halves[1]
+    if confirmed.verdict != FORGOTTEN:
+        reason = (
+            f"lr = {tried.lr:g} is {FORGOTTEN} on one half of the holdout data, and the other half does not confirm it "
+            f"({confirmed.verdict}: {confirmed.reason})"
+        )
+        return Sweep(before, rates, None, reason, tried)
+    reason = f"it is the smallest rate that is {FORGOTTEN} on one half of the holdout data, and the other confirms it"
+    return Sweep(before, rates, tried, reason, tried)
+
+
+def _why_none(rates: Sequence[Candidate]) -> str:
+    """What keeps every rate from being forgotten, and what to try."""
+    undecided = [c for c in rates if c.halves[0].verdict == CANNOT_TELL]
+    if undecided:
+        return undecided[0].halves[0].reason
+    verdicts = {c.halves[0].verdict for c in rates}
+    if verdicts == {REMEMBERED}:
+        return "every rate is remembered: try larger ones"
+    if verdicts == {OVER_UNLEARNED}:
+        return "every rate is over-unlearned: try smaller ones"
+    return "smaller rates are remembered and larger ones over-unlearned: try rates between them"

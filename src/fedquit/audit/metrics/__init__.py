@@ -40,9 +40,11 @@ METRICS: dict[str, Metric] = {
         "the same with a membership attack in place of the forget accuracy", tug_of_war.tug_of_war_mia
     ),
     "js_divergence": Metric("distance between two models' predictions, in nats from 0 to ln 2", js_divergence),
-    "roc": Metric("TPR at 1 % and 0.1 % FPR, with exact intervals", strength.roc),
+    "roc": Metric("TPR at 1 % and 0.1 % FPR, with bounds that cover", strength.roc),
     "auc": Metric("the chance that forget data scores higher than data never seen, with its interval", strength.auc),
-    "holdout_null": Metric("forget data against the same client's hold-out; needs no Retrain", holdout.holdout_null),
+    "holdout_null": Metric(
+        "verdict on forget data against the same client's hold-out; needs no Retrain", holdout.holdout_null
+    ),
     "entropy_ks": Metric(
         "Kolmogorov and Smirnov's distance between the entropies on forget and hold-out data", holdout.holdout_null
     ),
