@@ -21,8 +21,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betainc, expit
-from scipy.stats import beta, binom
 
 from fedquit.errors import InputError
 
@@ -124,6 +122,9 @@ def p_value(tally: Tally, epsilon: float, delta: float = DELTA) -> float:
     With W ~ Binomial(r, 1 / (1 + exp(-epsilon))):
     min{1, P[W >= v] + 2 m delta max over 1 <= i <= v of P[v - i <= W <= v - 1] / i}.
     """
+    from scipy.special import betainc, expit
+    from scipy.stats import binom
+
     r, v = tally.guesses, tally.correct
     q = float(expit(epsilon))
     if v == 0:
@@ -165,6 +166,8 @@ def gain_upper_bound(tally: Tally, level: float = 1 - CONFIDENCE) -> float:
         tally: the guesses.
         level: the chance that the attack gains more.
     """
+    from scipy.stats import beta
+
     r, v = tally.guesses, tally.correct
     if v == r:
         return math.inf
@@ -174,6 +177,8 @@ def gain_upper_bound(tally: Tally, level: float = 1 - CONFIDENCE) -> float:
 
 def p_of_retrain(tally: Tally) -> float:
     """The chance of a number of correct guesses as far from half, where the model does not depend on the coins."""
+    from scipy.stats import binom
+
     many = float(binom.sf(tally.correct - 1, tally.guesses, 0.5))
     few = float(binom.cdf(tally.correct, tally.guesses, 0.5))
     return min(1.0, 2 * min(many, few))
@@ -243,8 +248,8 @@ def _sentence(verdict: Verdict, tally: Tally, p: float, epsilon_low: float, gain
         return f"{sure} {found}: {guesses}, because canaries that were trained on score lower than those left out."
     if verdict == "blind":
         return (
-            f"The audit is blind: it does not catch Original, and {guesses} say nothing; take more canaries, or "
-            "mislabelled ones."
+            f"The audit is blind: it does not catch Original, and {tally.correct} correct guesses of {tally.guesses} "
+            "say nothing; take more canaries, or another kind of them."
         )
     gain = f"this attack gains at most {gain_high:.2f}"
     return f"No memory of the canaries is detected: {guesses}, so {sure[0].lower()}{sure[1:]} {gain}. That is no proof."

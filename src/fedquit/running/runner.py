@@ -231,7 +231,8 @@ class _RecipeRun:
         row = RowMaker(evaluation, self.recipe, number, request)
         original = self.simulation.progress
         before = original.state.params
-        yield row("original", "original", original) | evaluation.true_logits(before)
+        audited = evaluation.one_run_audit(before)
+        yield row("original", "original", original) | evaluation.true_logits(before) | audited
 
         retrained = self._retrained(data.after(request))
         reference = retrained.state.params if retrained else None
@@ -346,9 +347,17 @@ def _a_round(progress: Progress, retrained: Progress) -> float:
 
 
 def _evaluation(setup: Setup, data: FederatedData, request: Request) -> Evaluation:
-    evaluate = setup.recipe.evaluate
+    canaries = setup.canaries
+    leaves = canaries is not None and not request.samples and set(canaries.clients) == set(request.clients)
     return Evaluation(
-        setup.evaluation_model, data, request, evaluate.attacks, setup.recipe.seed, setup.trigger, setup.passes
+        setup.evaluation_model,
+        data,
+        request,
+        setup.recipe.evaluate.attacks,
+        setup.recipe.seed,
+        setup.trigger,
+        setup.passes,
+        canaries if leaves else None,
     )
 
 
