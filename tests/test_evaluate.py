@@ -157,6 +157,7 @@ def test_the_docs_name_every_field_of_a_row_and_no_other(tmp_path: Path) -> None
         request=[{"clients": [1]}, {"kind": "join", "clients": [1], "anew": True}],
         recover={"until": "rounds", "max_rounds": 1, "budgets": [0.5]},
         evaluate={"relearn": 1, "backdoor": 0.5, "backdoor_size": 2},
+        audit={"canaries": 8, "guesses": 4, "kind": "both"},
     )
     rows = run(everything, tmp_path / "run")["rows"]
     assert {row["phase"] for row in rows} == {"original", "retrained", "unlearned", "recovered", "budget", "joined"}
@@ -175,6 +176,7 @@ MEASURED_BY = {  # other fields are called as what measures them
     r"auc\w*": "auc",
     r"entropy_ks\w*": "entropy_ks",
     r"holdout_(verdict|reason|margin|needed|size|halves)|forget_size|tail_p|original_auc_low": "holdout_null",
+    r"canary_.+": "one_run_audit",
     r"leakage_.+": "leakage",
     r"forget_js": "js_divergence",
     r"relearn_\w+": "relearn_time",

@@ -33,6 +33,7 @@ def test_the_table_of_measures_names_every_number_of_a_row(tmp_path: Path) -> No
         recover={"until": "rounds", "max_rounds": 1, "budgets": [0.5]},
         evaluate={"relearn": 1, "backdoor": 0.5, "backdoor_size": 2},
         data={"holdout": 0.2},
+        audit={"canaries": 8, "guesses": 4, "kind": "both"},
     )
     rows = run(everything, tmp_path / "run")["rows"]
     measured = {key for row in rows for key, value in row.items() if number(value) is not None or value is None}

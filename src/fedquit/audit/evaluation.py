@@ -14,12 +14,13 @@ from torch import Tensor
 
 from fedquit.audit.attacks import ATTACKS
 from fedquit.audit.attacks.roc import FPRS, TprAt, roc
+from fedquit.audit.canaries import Canaries, fields_of
 from fedquit.audit.metrics import Metric
 from fedquit.audit.metrics.backdoor import Trigger
 from fedquit.audit.metrics.holdout import Samples, holdout_null
 from fedquit.audit.metrics.leakage import leakage
 from fedquit.audit.passes import Pass, Passes, js_between, make_pass
-from fedquit.audit.scores import Scores, in_batches, score_examples
+from fedquit.audit.scores import Floats, Scores, in_batches, score_examples
 from fedquit.core import Model, Params, Request, Task
 from fedquit.core.params import fingerprint
 from fedquit.data.federated import NOTHING, FederatedData
@@ -63,6 +64,7 @@ class Evaluation:
         trigger: the backdoor that the leaving clients planted, if they did.
         passes: what was computed so far; several requests of one federation can share it.
         margin: how far from one half the AUC against the hold-out may lie and still count as forgotten.
+        canaries: of the clients that leave, if they have any.
     """
 
     model: Model
@@ -73,6 +75,7 @@ class Evaluation:
     trigger: Trigger | None = None
     passes: Passes = field(default_factory=Passes, repr=False, compare=False)
     margin: float = MARGIN
+    canaries: Canaries | None = None
 
     def examples(self, name: Set) -> tuple[Tensor, Tensor]:
         """The examples (N, …) and the labels (N,) or (N, T) of one of the sets."""
@@ -141,6 +144,7 @@ class Evaluation:
         null: Set = "holdout" if self._size("holdout") else "test"
         if not self._size("forget"):
             return {}
+        audited = self.one_run_audit(after, before)
         forgotten = self._pass("forget", before).scores, self._pass("forget", after).scores
         outsiders = self._pass(null, before).scores, self._pass(null, after).scores
         leak = leakage(forgotten, outsiders)
@@ -151,7 +155,28 @@ class Evaluation:
             "leakage_auc_high": leak.auc.high,
             **_rates("leakage_tpr", leak.tpr),
         }
-        return measures | (self.distance(after, gold) if gold is not None else {})
+        return measures | audited | (self.distance(after, gold) if gold is not None else {})
+
+    def one_run_audit(self, params: Params, before: Params | None = None) -> dict[str, Any]:
+        """The one-run audit of a model by the canaries of the clients that leave; nothing where they have none.
+
+        Args:
+            params: the model to judge.
+            before: the model that the request found, which must be caught; None where that is the model to judge.
+        """
+        if self.canaries is None:
+            return {}
+        original = None if before is None else self._canary_scores(self.canaries, before)
+        return fields_of(self.canaries.audit(self._canary_scores(self.canaries, params), original))
+
+    def _canary_scores(self, canaries: Canaries, params: Params) -> dict[str, Floats]:
+        """The score phi of each canary, by kind."""
+        scores = {}
+        for kind, canary_set in canaries.sets.items():
+            at = canary_set.at
+            make = partial(make_pass, self.model, params, self.data.x[at], self.data.y[at])
+            scores[kind] = self.passes.get(params, ("canaries", fingerprint({"at": at})), make).scores.phi
+        return scores
 
     def distance(self, one: Params, other: Params) -> dict[str, Any]:
         """How far two models lie apart on the forget data: the mean Jensen-Shannon divergence, in nats."""

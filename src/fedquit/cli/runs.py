@@ -37,6 +37,7 @@ def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) 
     screen.print(_table(f"{escape(recipe.title) or 'Results'} (accuracies in %)", results["rows"]))
     _print_traces(out, results)
     _say_price(results["rows"])
+    _say_canaries(results["rows"])
     screen.print(f"Report: {out / 'report.html'}\nResults: {out / 'results.json'}", **PLAIN)
 
 
@@ -102,6 +103,16 @@ def _say_price(rows: list[dict[str, Any]]) -> None:
         price = row.get("price_of_forgetting")
         if price is not None:
             screen.print(f"Price of forgetting: {price:+.3f} in the retained clients' loss.", highlight=False)
+
+
+def _say_canaries(rows: list[dict[str, Any]]) -> None:
+    """The one-run audit of each model, where the recipe has canaries."""
+    from fedquit.results.canaries import canary_audits
+    from fedquit.results.schema import PHASES
+
+    for audit in canary_audits(rows):
+        model = f"{PHASES[audit.phase]}, {audit.kind} canaries"
+        screen.print(f"One-run audit, {model}: {audit.verdict}. {audit.sentence}", **PLAIN)
 
 
 @on_a_recipe

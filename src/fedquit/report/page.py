@@ -184,7 +184,13 @@ def _heading(request: RequestRows, *, many: bool) -> str:
 
 def _request(request: RequestRows, key: str, *, many: bool) -> dict[str, Any]:
     drawn: list[Drawn] = figures.of_request(request, key)
-    return {"key": key, "title": _heading(request, many=many), "figures": drawn, "exposure": tables.exposure(request)}
+    return {
+        "key": key,
+        "title": _heading(request, many=many),
+        "figures": drawn,
+        "exposure": tables.exposure(request),
+        "canaries": tables.canaries(request),
+    }
 
 
 def _cells(request: RequestRows, row: Row) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedquit.results import quantities
 from fedquit.results.averages import mean
+from fedquit.results.canaries import canary_audits
 from fedquit.results.comparison import Comparison
 from fedquit.results.gaps import within_spread
 from fedquit.results.quantities import OUT_OF_REACH, PairedDifference
@@ -262,6 +263,26 @@ def _exposed(request: RequestRows, phase: str, key: str) -> Cell:
     if key == "auc" and (verdict := holdout_verdict(request.row(phase))):
         notes.append(verdict)
     return Cell(fixed(times * value, digits), tuple(notes))
+
+
+def canaries(request: RequestRows) -> Table | None:
+    """The one-run audit of each model by the leaving clients' canaries."""
+    lines = []
+    for audit in canary_audits(request.rows):
+        guesses = f"{fixed(audit.correct, 0)} of {fixed(audit.guesses, 0)}"
+        cells = [Cell(guesses), Cell(fixed(audit.epsilon_low, 2)), Cell(fixed(audit.p, 3)), Cell(audit.verdict)]
+        lines.append(Line(f"{PHASES[audit.phase]}, {audit.kind}", [*cells, Cell(audit.sentence)]))
+    if not lines:
+        return None
+    return Table(
+        "One-run audit",
+        "Guesses which canaries were trained on",
+        ["Model, canaries", "Correct", "Epsilon, at least", "p", "Verdict", "In words"],
+        lines,
+        "Fair coins decided before training which canaries were trained on; Retrain cannot depend on them, and half of "
+        f"the guesses on it are correct by chance. Everything said about one model holds with 95{NBSP}% confidence. "
+        "Not detected is no proof, and blind means that the audit does not catch Original either.",
+    )
 
 
 def by_client(groups: Sequence[MethodGroup]) -> Table | None:

@@ -74,6 +74,25 @@ def _cost(key: str, label: str, unit: str) -> Measure:
     return Measure(key, label, unit, over_recoveries=False)
 
 
+def _canaries(kind: str) -> Iterator[Measure]:
+    """The one-run audit by canaries of one kind: of the first recovery, and of no mean over requests."""
+    names = {
+        "canaries": ("canaries", "canaries"),
+        "guesses": ("guesses", "guesses"),
+        "correct": ("correct guesses", "guesses"),
+        "epsilon_low": ("epsilon, lower bound", "nats"),
+        "gain_high": ("gain of the attack, upper bound", "nats"),
+        "p": ("p-value", "share"),
+        "delta": ("delta", "share"),
+        "confidence": ("confidence", "share"),
+    }
+    for name, (label, unit) in names.items():
+        title = f"{kind.capitalize()} canaries: {label}"
+        yield Measure(f"canary_{kind}_{name}", title, unit, over_recoveries=False, over_requests=False)
+
+
+CANARY_KINDS = ("natural", "mislabelled")
+
 _TABLE = (
     Measure("test_acc", "Test", "%", compared=True),
     Measure("retain_acc", "Retain", "%", compared=True),
@@ -106,6 +125,7 @@ _TABLE = (
     *_rate("leakage_auc", "Two snapshots, AUC"),
     *_tpr("leakage_tpr_at_0.01", "Two snapshots, TPR at 1 % FPR"),
     *_tpr("leakage_tpr_at_0.001", "Two snapshots, TPR at 0.1 % FPR"),
+    *(measure for kind in CANARY_KINDS for measure in _canaries(kind)),
     Measure("forget_js", "JS divergence", "nats"),
     Measure("price_of_forgetting", "Price of forgetting", "nats", over_recoveries=False),
     Measure("relearn_ratio", "Relearning", "× Retrain", over_recoveries=False),
@@ -159,8 +179,10 @@ COSTS: Mapping[str, CostKind] = {
 }
 
 
-# fields of a row that hold words, where they are
-WORDS = ("holdout_verdict", "holdout_reason", "exposed_against", "leakage_against")
+WORDS = (  # fields of a row that hold a word or a sentence, where they are
+    *("holdout_verdict", "holdout_reason", "exposed_against", "leakage_against"),
+    *(f"canary_{kind}_{name}" for kind in CANARY_KINDS for name in ("verdict", "sentence")),
+)
 
 
 def number(value: object) -> float | None:

@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedquit.audit.attacks import ATTACKS
+from fedquit.audit.canaries import KINDS
 from fedquit.core import ClientId, Local, Training
 from fedquit.core.method import Method
 from fedquit.data.samples import SELECTIONS
 from fedquit.engine.optim import OPTIMIZERS
 from fedquit.errors import InputError, UnknownNameError
+from fedquit.inference.one_run import DELTA, LEAST_GUESSES, SHARE, default_guesses
 from fedquit.inference.trace import MARGIN
 from fedquit.utils.names import imported, lookup, unknown
 
@@ -120,6 +122,26 @@ class EvaluateRecipe:
 
 
 @dataclass(frozen=True)
+class AuditRecipe:
+    """Canaries in the data of the first request's clients, for the one-run audit."""
+
+    canaries: int = 0  # of each kind and client; fair coins decide which of them are trained on; 0: no audit
+    kind: Literal["natural", "mislabelled", "both"] = "natural"  # as they are, with a wrong label, or some of each
+    delta: float = DELTA  # of the statements about epsilon
+    guesses: int = 0  # canaries guessed in, and as many guessed out; 0: a tenth of the canaries each
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of canaries."""
+        return KINDS if self.kind == "both" else (self.kind,)
+
+    @property
+    def k(self) -> int:
+        """Guesses of each kind."""
+        return self.guesses or default_guesses(self.canaries)
+
+
+@dataclass(frozen=True)
 class EngineRecipe:
     """How the run is computed. The precision changes results; the other keys do not."""
 
@@ -146,6 +168,7 @@ class Recipe:
         retrain: whether to train Retrain too, for comparison.
         evaluate: what is measured beside accuracy and loss.
         engine: how the run is computed.
+        audit: canaries for the one-run audit.
 
     Raises:
         InputError: for values that cannot be used.
@@ -163,6 +186,7 @@ class Recipe:
     retrain: bool = True  # train the gold standard too
     evaluate: EvaluateRecipe = EvaluateRecipe()
     engine: EngineRecipe = EngineRecipe()
+    audit: AuditRecipe = AuditRecipe()
 
     def __post_init__(self) -> None:
         method = self.build_method()
@@ -193,6 +217,7 @@ class Recipe:
             not self.evaluate.backdoor or whole == [True],
             "evaluate.backdoor is planted by clients that leave whole, and the first request is not of such; drop one",
         )
+        self._check_audit(whole=whole == [True])
         for attack in self.evaluate.attacks:
             lookup(ATTACKS, attack, "attack")
         _check(len(self.request) > 0, "a recipe needs at least one [[request]]")
@@ -204,6 +229,20 @@ class Recipe:
             _check(0 <= event.samples < 1, "request.samples must be at least 0 and below 1 (0: the whole client)")
             lookup(SELECTIONS, event.choose, "selection of samples")
             _check(event.rounds >= 1, "the rounds after a join must be at least 1")
+
+    def _check_audit(self, *, whole: bool) -> None:
+        spec = self.audit
+        _check(min(spec.canaries, spec.guesses) >= 0, "audit.canaries and audit.guesses must be at least 0")
+        _check(0 <= spec.delta < 1, "audit.delta must be at least 0 and below 1")
+        if not spec.canaries:
+            return
+        _check(
+            spec.k >= LEAST_GUESSES,
+            f"the audit guesses {spec.k} canaries in and {spec.k} out, which can show nothing; set audit.canaries to "
+            f"{LEAST_GUESSES * SHARE} or more, or audit.guesses to {LEAST_GUESSES} or more",
+        )
+        _check(2 * spec.k <= spec.canaries, "audit.guesses must be at most half of audit.canaries")
+        _check(whole, "audit.canaries are of clients that leave whole, and the first request is not of such; drop one")
 
     @property
     def method_name(self) -> str:

@@ -231,7 +231,8 @@ class _RecipeRun:
         original = self.simulation.progress
         before = original.state.params
         row = RowMaker(evaluation, self.recipe, number, request, before)
-        yield row("original", "original", original) | evaluation.true_logits(before)
+        audited = evaluation.one_run_audit(before)
+        yield row("original", "original", original) | evaluation.true_logits(before) | audited
 
         retrained = self._retrained(data.after(request))
         reference = retrained.state.params if retrained else None
@@ -346,16 +347,18 @@ def _a_round(progress: Progress, retrained: Progress) -> float:
 
 
 def _evaluation(setup: Setup, data: FederatedData, request: Request) -> Evaluation:
-    evaluate = setup.recipe.evaluate
+    canaries = setup.canaries
+    leaves = canaries is not None and not request.samples and set(canaries.clients) == set(request.clients)
     return Evaluation(
         model=setup.evaluation_model,
         data=data,
         request=request,
-        attacks=evaluate.attacks,
+        attacks=setup.recipe.evaluate.attacks,
         seed=setup.recipe.seed,
         trigger=setup.trigger,
         passes=setup.passes,
-        margin=evaluate.margin,
+        margin=setup.recipe.evaluate.margin,
+        canaries=canaries if leaves else None,
     )
 
 

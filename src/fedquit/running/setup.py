@@ -10,6 +10,7 @@ from functools import cached_property
 
 import torch
 
+from fedquit.audit.canaries import Canaries, plant_canaries
 from fedquit.audit.metrics.backdoor import Trigger
 from fedquit.audit.passes import Passes
 from fedquit.audit.poison import plant, trigger_for
@@ -40,6 +41,7 @@ class Setup:
         method: its unlearning method.
         flops: counts floating-point operations, and remembers the counts.
         trigger: the backdoor in the leaving clients' data, where the recipe asks for one.
+        canaries: those in the leaving clients' data, where the recipe asks for the one-run audit.
         graphs: captured steps, shared by the engines of this setup.
     """
 
@@ -51,6 +53,7 @@ class Setup:
     method: Method
     flops: Flops  # remembers what it has counted
     trigger: Trigger | None = None  # the backdoor in the leaving clients' data, where the recipe asks for one
+    canaries: Canaries | None = None
     graphs: GraphCache = field(default_factory=GraphCache, repr=False, compare=False)  # shared by its engines
     passes: Passes = field(default_factory=Passes, repr=False, compare=False)  # what the evaluation has computed
 
@@ -132,6 +135,7 @@ def build_setup(recipe: Recipe) -> Setup:
     if evaluate.backdoor:
         trigger = trigger_for(dataset, evaluate.backdoor_target, evaluate.backdoor_size)
         data = plant(data, recipe.request[0].clients, evaluate.backdoor, trigger, spec.seed)
+    data, canaries = _with_canaries(recipe, data)
     model = load_model(
         recipe.model.name, dataset.shape, dataset.classes, dtype=dtype, look=dataset.look, **recipe.model.options
     )
@@ -140,7 +144,19 @@ def build_setup(recipe: Recipe) -> Setup:
     data = dataclasses.replace(data, dataset=data.dataset.to(device))
     initial = placed(initial, device)
     flops = Flops(model, Shape.of(dataset.x, dataset.y), len(data.public))
-    return Setup(recipe, data, model, recipe.train.training(), initial, recipe.build_method(), flops, trigger)
+    training = recipe.train.training()
+    return Setup(recipe, data, model, training, initial, recipe.build_method(), flops, trigger, canaries)
+
+
+def _with_canaries(recipe: Recipe, data: FederatedData) -> tuple[FederatedData, Canaries | None]:
+    """The data with the canaries that the recipe asks for; each client's coins have an address of their own."""
+    spec = recipe.audit
+    if not spec.canaries:
+        return data, None
+    clients = recipe.request[0].clients
+    seeds = {client: Address(recipe.seed, "canaries").seed_for(client) for client in clients}
+    planted, sets = plant_canaries(data, seeds, spec.canaries, spec.kinds)
+    return planted, Canaries(clients, sets, spec.k * len(clients), spec.delta)
 
 
 def chosen_device(name: str) -> torch.device:

@@ -146,6 +146,11 @@ def _check(recipe: Recipe, seeds: int, references: int, jobs: int) -> None:
         raise InputError(f"--jobs is {jobs}: give a number of processes, or 0 for as many as fit.")
     if references:
         require_enough(references)
+        if recipe.audit.canaries:
+            raise InputError(
+                "--references compares models of other seeds on the same forget data, and canaries are drawn anew for "
+                "each seed: set audit.canaries = 0, or leave --references out."
+            )
     if not recipe.retrain:
         raise InputError("a comparison is one with Retrain: set retrain = true in the recipe.")
     if [event.kind for event in recipe.request] != ["forget"]:

@@ -18,6 +18,7 @@ from fedquit.audit.metrics import (
     tug_of_war,
 )
 from fedquit.audit.scores import js_divergence
+from fedquit.inference import one_run
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ METRICS: dict[str, Metric] = {
     ),
     "entropy_ks": Metric(
         "Kolmogorov and Smirnov's distance between the entropies on forget and hold-out data", holdout.holdout_null
+    ),
+    "one_run_audit": Metric(
+        "a lower bound on epsilon from canaries of a single training; needs no Retrain", one_run.audit
     ),
     "leakage": Metric("what the models before and after the erasure give away together", leakage.leakage),
     "relearn_time": Metric("steps to learn the forgotten anew, over Retrain's", relearn.relearn_time),
