@@ -7,27 +7,36 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import expit
 
 from fedquit.audit.attacks.rmia import rmia
 from fedquit.audit.attacks.roc import auc, roc
 from fedquit.cli import main
 from fedquit.errors import InputError
+from fedquit.inference.models import sample_exposure
 from fedquit.report import write_report
 from fedquit.results.comparison import Outcome, compare_outcomes
-from fedquit.results.references import is_farther
-from fedquit.running.recipe import build
-from fedquit.running.training_cache import Silent
+from fedquit.results.references import judged_together, mean_evidence
+from fedquit.running.recipe import Recipe, build
+from fedquit.running.runner import evaluation_of, retrained
+from fedquit.running.session import Progress
+from fedquit.running.setup import build_setup
+from fedquit.running.training_cache import Reporter, Silent
 from fedquit.studies.comparison import compare
 from fedquit.studies.many_models import (
+    OWNER_FILE,
+    RETRAIN_STEP,
+    SEED_STEP,
+    SUBSET,
     Evidence,
-    Halves,
-    InHalves,
     Phis,
     TruePositiveRate,
     TruePositiveRates,
+    _subset,
     compare_models,
     gathered,
+    named_samples,
 )
 from worlds import tiny
 
@@ -37,7 +46,7 @@ RNG = np.random.default_rng(0)
 def models(shift: float, count: int = 12, examples: int = 60, unseen: float = 0.0) -> Phis:
     """phi of so many models, shifted on the forget data, and of the same models on data that nobody trained on."""
     forget, outsiders = RNG.normal(shift, 1.0, (count, examples)), RNG.normal(unseen, 1.0, (count, 200))
-    return Phis(forget, outsiders, RNG.normal(unseen, 1.0, (count, 300)))
+    return Phis(forget, outsiders, RNG.normal(unseen, 1.0, (count, 300)), RNG.normal(unseen, 1.0, (count, 40)))
 
 
 def test_models_that_never_differ_are_not_told_apart_and_others_are() -> None:
@@ -59,97 +68,98 @@ def test_models_that_never_differ_are_not_told_apart_and_others_are() -> None:
         assert evidence.lira_auc_floor == pytest.approx(0.5, abs=0.15)
 
 
-MEASURES = tuple(field.name for field in dataclasses.fields(Halves))
-
-
-def drawn(shift: float, count: int, seed: int, examples: int = 100) -> Phis:
-    """The same as `models`, whatever was drawn before."""
+def drawn(shift: float, count: int, seed: int, examples: int = 100, retained: float = 0.0) -> Phis:
+    """The same as `models`, whatever was drawn before, shifted on the retain data as well."""
     draw = np.random.default_rng(seed)
     forget = draw.normal(shift, 1.0, (count, examples))
-    return Phis(forget, draw.normal(size=(count, 20)), draw.normal(size=(count, 20)))
+    retain = draw.normal(retained, 1.0, (count, 30))
+    return Phis(forget, draw.normal(size=(count, 20)), draw.normal(size=(count, 20)), retain)
 
 
-def different(found: Evidence) -> dict[str, bool]:
-    """Which of the measures call the method different from Retrain."""
-    assert found.halves is not None
-    halves = {name: getattr(found.halves, name) for name in MEASURES}
-    return {name: is_farther(name, half.method, half.farthest) for name, half in halves.items()}
-
-
-@pytest.mark.parametrize("count", [16, 64])
+@pytest.mark.parametrize("count", [4, 8, 16])
 def test_a_shift_of_one_sigma_is_a_difference_however_many_models_there_are(count: int) -> None:
     found = compare_models(drawn(1.0, count, seed=1), drawn(0.0, count, seed=2))
-    # with halves of 8 models, the worst twentieth of the examples is wholly apart for Retrain as well
-    blind = {"klom_p95"} if count == 16 else set()
-    assert {name for name, is_one in different(found).items() if not is_one} == blind
-    assert found.halves is not None
-    assert found.klom < found.halves.klom.retrain, "measured with all models it would lie below Retrain with half"
+    assert found.tests.forget.word == "differs"
+    assert found.tests.forget.unlearned == found.tests.forget.retrained == count
+    assert found.tests.retain.word == "cannot tell"
+    assert found.tests.test.word == "cannot tell"
+    assert found.tests.forget.klom == pytest.approx(found.klom)
 
 
-@pytest.mark.parametrize("count", [16, 64])
-def test_models_like_retrain_are_no_difference_however_many_there_are(count: int) -> None:
-    found = compare_models(drawn(0.0, count, seed=3), drawn(0.0, count, seed=4))
-    assert not any(different(found).values())
-    assert found.halves is not None
-    assert found.halves.klom.method == pytest.approx(found.halves.klom.retrain, rel=0.1)
-    assert found.halves.klom.retrain <= found.halves.klom.farthest
-    assert found.halves.forgetting_quality.farthest <= found.halves.forgetting_quality.retrain
+def test_models_like_retrain_are_no_difference_and_worse_ones_on_the_retain_data_are_seen_there() -> None:
+    same = compare_models(drawn(0.0, 16, seed=3), drawn(0.0, 16, seed=4))
+    assert {test.word for test in (same.tests.forget, same.tests.retain, same.tests.test)} == {"cannot tell"}
+    assert same.tests.forget.klom == pytest.approx(same.tests.forget.klom_by_chance, rel=0.1)
+    damaged = compare_models(drawn(0.0, 16, seed=3, retained=-1.0), drawn(0.0, 16, seed=4))
+    assert (damaged.tests.forget.word, damaged.tests.retain.word) == ("cannot tell", "differs")
 
 
-def test_chance_alone_is_seldom_called_a_difference() -> None:
-    pairs = [(drawn(0.0, 16, seed, examples=30), drawn(0.0, 16, seed + 100, examples=30)) for seed in range(10)]
-    calls = [different(compare_models(*pair)) for pair in pairs]
-    for name in MEASURES:
-        assert sum(call[name] for call in calls) <= 1, name
+def test_ulira_has_an_interval_over_models_and_epsilon_a_bound_from_twelve_models_on() -> None:
+    few, enough = (compare_models(drawn(3.0, n, seed=5), drawn(0.0, n, seed=6)) for n in (11, 12))
+    assert few.epsilon_bound is None
+    assert enough.epsilon_bound is not None
+    assert 0 < enough.epsilon_bound.value <= enough.epsilon_bound.ceiling
+    assert (few.ulira.models, enough.ulira.models) == (6, 6), "the other half fits the normals"
+    assert 0.5 < enough.ulira.low <= enough.ulira.value <= enough.ulira.high <= 1
 
 
-def test_halves_never_hold_the_same_seed_on_both_sides() -> None:
-    oracle = drawn(0.0, 12, seed=5)
-    halves = compare_models(oracle, oracle).halves
-    assert halves is not None
-    for name in MEASURES:
-        half = getattr(halves, name)
-        assert half.method == half.retrain, "a method that gives back Retrain is as far from Retrain as another one"
-
-
-def test_fewer_than_six_models_are_not_halved() -> None:
-    assert compare_models(drawn(0.0, 5, seed=6), drawn(0.0, 5, seed=7)).halves is None
-    assert compare_models(drawn(0.0, 6, seed=6), drawn(0.0, 6, seed=7)).halves is not None
+def test_the_exposed_samples_are_counted_on_both_sides() -> None:
+    unlearned, oracle = drawn(0.0, 10, seed=7), drawn(0.0, 10, seed=8)
+    unlearned.forget[:, :3] += 8
+    unlearned.forget[:, 3:5] -= 8
+    exposed = compare_models(unlearned, oracle).exposed
+    assert (exposed.samples, exposed.remembered, exposed.over_unlearned) == (100, 3, 2)
 
 
 def test_evidence_survives_json() -> None:
-    for count in (4, 6):
+    for count in (4, 12):
         found = compare_models(drawn(0.0, count, seed=8), drawn(0.0, count, seed=9))
         assert build(Evidence, json.loads(json.dumps(dataclasses.asdict(found))), "evidence") == found
 
 
-def test_over_several_targets_the_means_are_judged(tmp_path: Path) -> None:
-    near, far = (compare_models(drawn(shift, 6, seed=10), drawn(0.0, 6, seed=11)) for shift in (0.0, 5.0))
+def test_over_several_targets_tests_are_joined_and_the_rest_is_averaged(tmp_path: Path) -> None:
+    near, far = (compare_models(drawn(shift, 12, seed=10), drawn(0.0, 12, seed=11)) for shift in (0.0, 5.0))
     few, many_enough = TruePositiveRate(0.1, 0.0, 0.4, enough=False), TruePositiveRate(0.5, 0.2, 0.8, enough=True)
     near = dataclasses.replace(near, lira_finds=TruePositiveRates(many_enough, few))
     far = dataclasses.replace(far, lira_finds=TruePositiveRates(many_enough, many_enough))
-
-    def halved(klom: float, quality: float, like: Evidence) -> Evidence:
-        halves = {name: InHalves(0.0, 0.0, 0.0) for name in MEASURES}
-        halves |= {"klom": InHalves(klom, 2.0, 3.0), "forgetting_quality": InHalves(quality, 0.3, 0.2)}
-        return dataclasses.replace(like, halves=Halves(**halves))
-
     row = {"rounds": 0, "client_epochs": 0.0, "down_bytes": 0, "up_bytes": 0}
     rows = tuple(row | {"phase": phase} for phase in ("original", "retrained", "unlearned", "recovered"))
-    both = (halved(2.0, 0.4, near), halved(6.0, 0.1, far))
     outcomes = [
-        Outcome("a", t, 0, tmp_path, rows, evidence=dataclasses.asdict(evidence)) for t, evidence in enumerate(both)
+        Outcome("a", t, 0, tmp_path, rows, evidence=dataclasses.asdict(evidence))
+        for t, evidence in enumerate((near, far))
     ]
     many = list(compare_outcomes(outcomes, ["a"], {}))[-1].references
     assert many["klom"] == pytest.approx((near.klom + far.klom) / 2)
-    assert many["halves"]["klom"] == {"method": 4.0, "retrain": 2.0, "farthest": 3.0, "different": True}
-    quality = many["halves"]["forgetting_quality"]
-    assert (quality["method"], quality["different"]) == (0.25, False), "higher is nearer"
+    forget = many["tests"]["forget"]
+    assert forget["p"] == 2 * far.tests.forget.p < 0.05, "the smaller one, for two targets"
+    assert (forget["word"], forget["runs"], forget["examples"]) == ("differs", 2, 200)
+    assert near.epsilon_bound is not None
+    assert many["epsilon_bound"] == dataclasses.asdict(near.epsilon_bound), "the smaller bound holds for both"
+    assert many["exposed"]["samples"] == 200
+    assert many["exposed"]["remembered"] == near.exposed.remembered + far.exposed.remembered
     assert many["lira_finds"]["at_1"] == dataclasses.asdict(many_enough)
     tenth = many["lira_finds"]["at_tenth"]
     assert (tenth["value"], tenth["low"]) == pytest.approx((0.3, 0.1))
     assert tenth["high"] == pytest.approx(0.6)
     assert tenth["enough"] is False, "one target has too few outsiders"
+
+
+def test_several_methods_are_corrected_for_and_too_few_models_are_named() -> None:
+    apart = mean_evidence([dataclasses.asdict(compare_models(drawn(3.0, 4, seed=12), drawn(0.0, 4, seed=13)))])
+    alone = judged_together([apart, {}])[0]["tests"]["forget"]
+    assert (alone["p_holm"], alone["word"]) == (pytest.approx(2 / 70), "differs")
+    assert "models_needed" not in alone
+    for each in judged_together([apart, apart]):
+        assert each["tests"]["forget"]["p_holm"] == pytest.approx(4 / 70)
+        assert each["tests"]["forget"]["word"] == "cannot tell"
+        assert each["tests"]["forget"]["models_needed"] == 5, "2 / C(10, 5) is below 5 % of one half"
+    assert "word" not in apart["tests"]["forget"], "what was given is left as it is"
+
+
+def test_evidence_of_older_versions_is_averaged_as_far_as_it_goes() -> None:
+    assert mean_evidence([]) == {}
+    assert mean_evidence([{"klom": 1.0, "halves": None}, {"klom": 2.0, "halves": None}]) == {"klom": 1.5}
+    assert judged_together([{"klom": 1.5}]) == [{"klom": 1.5}]
 
 
 def test_a_model_that_is_surer_of_everything_is_not_taken_for_one_that_remembers() -> None:
@@ -182,10 +192,11 @@ def test_a_rate_that_the_outsiders_are_too_few_for_is_marked() -> None:
 
 def test_the_attacked_model_is_no_reference_of_its_own() -> None:
     oracle = models(0, count=4)
-    first = Phis(*(part[:1].repeat(4, 0) for part in (oracle.forget, oracle.outsiders, oracle.population)))
+    parts = (oracle.forget, oracle.outsiders, oracle.population, oracle.retain)
+    first = Phis(*(part[:1].repeat(4, 0) for part in parts))
     found = compare_models(first, oracle)
     assert (found.rmia_auc, found.lira_auc) == (found.rmia_auc_floor, found.lira_auc_floor)
-    changed = Phis(oracle.forget.copy(), oracle.outsiders.copy(), oracle.population.copy())
+    changed = Phis(*(part.copy() for part in parts))
     for part, by in ((changed.forget, 50), (changed.outsiders, -20), (changed.population, 30)):
         part[0] += by
     again = compare_models(first, changed)
@@ -204,6 +215,65 @@ def test_references_are_other_seeds_of_the_same_erasure_and_share_the_cache(tmp_
     assert len(list((tmp_path / "cache").iterdir())) == trainings, "they serve every method"
     again = gathered(recipe, 4, tmp_path / "natural", tmp_path / "cache", reporter=Silent())
     assert again == found
+
+
+def test_no_retrain_shares_its_seed_with_an_unlearned_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that begin with the same weights could not exchange their labels."""
+    retrains: list[int] = []
+
+    def watched(recipe: Recipe, cache: Path, reporter: Reporter) -> Progress:
+        retrains.append(recipe.seed)
+        return retrained(recipe, cache, reporter)
+
+    monkeypatch.setattr("fedquit.studies.many_models.retrained", watched)
+    recipe = tiny(method={"name": "natural"}, recover={"until": "rounds", "max_rounds": 0})
+    gathered(recipe, 4, tmp_path / "out", tmp_path / "cache", reporter=Silent())
+    runs = [json.loads((tmp_path / f"out/model-{i}/results.json").read_text())["recipe"]["seed"] for i in range(1, 5)]
+    assert runs == [recipe.seed + SEED_STEP * i for i in range(1, 5)]
+    assert retrains == [seed + RETRAIN_STEP for seed in runs]
+    assert not set(runs) & set(retrains)
+
+
+def test_samples_are_named_in_the_owners_file_alone(tmp_path: Path) -> None:
+    recipe = tiny(method={"name": "natural"}, recover={"until": "rounds", "max_rounds": 0})
+    found = gathered(recipe, 4, tmp_path / "out", tmp_path / "cache", reporter=Silent())
+    path = tmp_path / "out" / OWNER_FILE
+    assert path.parent.stat().st_mode & 0o777 == 0o700, "nobody else may read it"
+    stored = json.loads(path.read_text())
+    samples = stored["samples"]
+    evaluation = evaluation_of(build_setup(recipe))
+    assert len(samples) == found.exposed.samples == len(evaluation.examples("forget")[1])
+    leaving = recipe.request[0].clients
+    assert {sample["client"] for sample in samples} == set(leaving)
+    assert sum(sample["exposed"] == "remembered" for sample in samples) == found.exposed.remembered
+    assert all(sample["low"] <= sample["difference"] <= sample["high"] for sample in samples)
+    numbers = sorted(sample["sample"] for sample in samples if sample["client"] == leaving[0])
+    assert numbers == list(range(len(evaluation.data.train[leaving[0]])))
+    for other in (tmp_path / "out").rglob("*.json"):
+        assert other == path or '"sample"' not in other.read_text(), other
+
+
+def test_the_most_exposed_sample_comes_first_and_is_the_right_one() -> None:
+    evaluation = evaluation_of(build_setup(tiny()))
+    examples = len(evaluation.examples("forget")[1])
+    draw = np.random.default_rng(14)
+    u, o = draw.normal(size=(2, 8, examples))
+    u[:, 5] += 9
+    control = draw.normal(size=(8, 50))
+    named = named_samples(sample_exposure(u, o, control, control), evaluation, 8)
+    client, number = evaluation.forget_samples()[5]
+    first = named["samples"][0]
+    assert (first["client"], first["sample"], first["exposed"]) == (client, number, "remembered")
+    position = int(evaluation.data.train[client][number])
+    assert torch.equal(evaluation.data.x[position], evaluation.examples("forget")[0][5])
+
+
+def test_the_retain_data_is_a_fixed_random_subset() -> None:
+    chosen = _subset(5 * SUBSET)
+    assert len(set(chosen.tolist())) == SUBSET
+    assert chosen.tolist() == _subset(5 * SUBSET).tolist()
+    assert chosen.max() > 4 * SUBSET, "from all of it"
+    assert _subset(7).tolist() == list(range(7))
 
 
 def test_too_few_references_are_refused(tmp_path: Path) -> None:
@@ -233,7 +303,7 @@ def test_a_comparison_can_ask_for_them(tmp_path: Path) -> None:
     assert "RMIA finds at 1\u00a0% (%)" in html
 
 
-def test_the_command_prints_the_method_beside_retrain_with_as_many_models(
+def test_the_command_prints_the_verdict_of_the_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [
@@ -247,7 +317,9 @@ def test_the_command_prints_the_method_beside_retrain_with_as_many_models(
     with pytest.raises(SystemExit):
         main()
     printed = capsys.readouterr().out
-    half = json.loads((tmp_path / "c" / "comparison.json").read_text())["table"][-1]["references"]["halves"]["klom"]
-    mark = "" if half["different"] else "≈"
-    assert f"({mark}{half['method']:.2f}/{half['retrain']:.2f})" in printed
-    assert "with half the models" in printed
+    many = json.loads((tmp_path / "c" / "comparison.json").read_text())["table"][-1]["references"]
+    forget = many["tests"]["forget"]
+    assert forget["word"] in printed
+    assert f"{forget['klom']:.2f} ({forget['klom_by_chance']:.2f})" in printed
+    assert f"of {many['exposed']['samples']:g}" in printed
+    assert "cannot tell is no proof of equality" in printed

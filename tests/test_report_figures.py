@@ -229,9 +229,15 @@ MANY = {
         "at_tenth": {"value": 0.05, "low": 0.0, "high": 0.2, "enough": False},
     },
     "rmia_finds_floor": {"at_1": {"value": 0.01, "low": 0.0, "high": 0.03, "enough": True}},
-    "halves": {
-        "klom": {"method": 4.5, "retrain": 3.25, "farthest": 3.5, "different": True},
-        "forgetting_quality": {"method": 0.25, "retrain": 0.3, "farthest": 0.2, "different": False},
+    "halves": {"klom": {"method": 4.5, "retrain": 3.25, "farthest": 3.5, "different": True}},
+}
+TESTED = {
+    "ulira": {"value": 0.75, "low": 0.625, "high": 0.875, "models": 4},
+    "epsilon_bound": {"value": 0.5, "ceiling": 1.35, "attack": "mean"},
+    "exposed": {"samples": 100, "remembered": 3, "over_unlearned": 1},
+    "tests": {
+        "forget": {"klom": 2.5, "klom_by_chance": 1.25, "klom_p": 0.125, "p_holm": 0.01, "word": "differs"},
+        "retain": {"klom": 1.5, "klom_by_chance": 1.25, "klom_p": 0.5, "p_holm": 0.5, "word": "cannot tell"},
     },
 }
 TOGETHER: dict[str, Any] = {
@@ -289,17 +295,25 @@ def test_a_comparison_tells_its_pairs_and_calls_a_difference_one(tmp_path: Path)
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_comparison_tells_what_many_models_say_beside_retrain(tmp_path: Path) -> None:
-    html = comparison(tmp_path, TOGETHER)
-    found = table(html, "Over many models")
-    assert found[0][:5] == ["Method", "KLoM", "Forgetting quality", "U\u2011LiRA right (%)", "LiRA, AUC"]
-    assert found[0][5:] == ["RMIA finds at 1 % (%)", "RMIA finds at 0.1 % (%)"]
-    assert found[1][1:3] == [
-        "2.50 at 4: 4.50 Retrain 3.25, at most 3.50 a difference",
-        "0.40 at 4: 0.25 Retrain 0.30, at least 0.20 no difference",
-    ]
-    assert found[1][3:5] == ["75.0", "0.625 Retrain 0.500"]
-    assert found[1][5:] == ["12.5 10.0 to 15.0 Retrain 1.0 (0.0 to 3.0)", "– too few outsiders for 0.1 %"]
-    assert "0.40 <small>at 4: 0.25</small>" in html.split('class="number calm">')[-1], "what is no difference is grey"
+    line = {"method": "fedquit", "phase": "recovered", "references": MANY | TESTED}
+    needy = {"models": 4.0, "tests": {"forget": {"word": "cannot tell", "p_holm": 0.06, "models_needed": 5.0}}}
+    other = {"method": "pga", "phase": "recovered", "references": needy}
+    found = table(comparison(tmp_path, TOGETHER | {"table": [line, other]}), "Over many models")
+    assert found[0][:5] == ["Method", "Against Retrain", "KLoM, forget", "KLoM, retain", "U\u2011LiRA right (%)"]
+    assert found[0][5:8] == ["Epsilon at least", "Exposed samples", "Forgetting quality (descriptive)"]
+    assert found[0][8:] == ["LiRA, AUC", "RMIA finds at 1 % (%)", "RMIA finds at 0.1 % (%)"]
+    assert found[1][1:4] == ["differs p 0.010", "2.50 by chance 1.25 p 0.125", "1.50 by chance 1.25 p 0.500"]
+    assert found[1][4:6] == ["75.0 62.5 to 87.5", "0.50 at most 1.35 can be shown"]
+    assert found[1][6:9] == ["3 of 100 over-unlearned 1", "0.40", "0.625 Retrain 0.500"]
+    assert found[1][9:] == ["12.5 10.0 to 15.0 Retrain 1.0 (0.0 to 3.0)", "– too few outsiders for 0.1 %"]
+    assert found[2][1] == "cannot tell p 0.060 take 5 models"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_of_an_older_comparison_the_verdict_of_halves_is_not_shown(tmp_path: Path) -> None:
+    found = table(comparison(tmp_path, TOGETHER), "Over many models")
+    assert found[0][1:3] == ["KLoM, forget", "U\u2011LiRA right (%)"]
+    assert found[1][1:3] == ["2.50", "75.0"]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -307,7 +321,7 @@ def test_of_an_older_comparison_the_floor_from_fewer_models_is_not_shown(tmp_pat
     older = {"models": 8.0, "klom": 2.5, "klom_floor": 1.25, "lira_tpr_at_1": 0.125, "lira_tpr_at_1_floor": 0.02}
     line = {"method": "fedquit", "phase": "recovered", "references": older | {"halves": 3, "rmia_finds": "?"}}
     found = table(comparison(tmp_path, TOGETHER | {"table": [line]}), "Over many models")
-    assert found == [["Method", "KLoM", "LiRA finds at 1 % (%)"], ["fedquit", "2.50", "12.5 Retrain 2.0"]]
+    assert found == [["Method", "KLoM, forget", "LiRA finds at 1 % (%)"], ["fedquit", "2.50", "12.5 Retrain 2.0"]]
 
 
 @pytest.mark.usefixtures("undrawn")

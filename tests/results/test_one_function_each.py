@@ -138,11 +138,11 @@ RULES: dict[str, tuple[Any, str, Callable[[Any], Any], frozenset[str]]] = {
 
 
 def test_a_difference_over_many_models_has_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    evidence = [{"halves": {"klom": {"method": 2.0, "retrain": 1.0, "farthest": 1.5}}}]
-    assert references.mean_evidence(evidence)["halves"]["klom"]["different"] is True
-    monkeypatch.setattr(references, "is_farther", lambda *_: False)
-    assert references.mean_evidence(evidence)["halves"]["klom"]["different"] is False
-    assert references.mean_evidence([]) == {}
+    test = {"p": 0.03, "models": 8, "runs": 1, "permutations": 2000}
+    evidence = [{"tests": dict.fromkeys(references.SETS, test)}]
+    assert references.judged_together(evidence)[0]["tests"]["forget"]["word"] == "differs"
+    monkeypatch.setattr(references, "verdict", lambda _: "cannot tell")
+    assert references.judged_together(evidence)[0]["tests"]["forget"]["word"] == "cannot tell"
 
 
 @pytest.mark.parametrize("name", [*QUANTITIES, *RULES])

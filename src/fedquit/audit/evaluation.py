@@ -84,6 +84,15 @@ class Evaluation:
         at = self._positions[name]
         return self.data.x[at], self.data.y[at]
 
+    def forget_samples(self) -> list[tuple[int, int]]:
+        """For each example of the forget data its client and its number among the client's training examples."""
+        samples: list[tuple[int, int]] = []
+        for client in self.request.clients:
+            numbers = {position: number for number, position in enumerate(self.data.train[client].tolist())}
+            marked = self.data.view(client, "forget").tolist()
+            samples += [(client, numbers[position]) for position in marked]
+        return samples
+
     @cached_property
     def _positions(self) -> dict[Set, Tensor]:
         """Where the examples of each set but the test set lie in the data."""

@@ -208,7 +208,9 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
-    references: Annotated[int, typer.Option(help="More seeds of each erasure: RMIA, LiRA, U-LiRA, KLoM, epsilon.")] = 0,
+    references: Annotated[
+        int, typer.Option(help="More seeds of each erasure: permutation tests, U-LiRA, LiRA, RMIA.")
+    ] = 0,
     jobs: Annotated[int, typer.Option(help="Worker processes; 0: one for each core where that pays.")] = 0,
     cache: Cache = None,
     as_json: AsJson = False,
@@ -373,24 +375,34 @@ def _print_paired(lines: Sequence[MethodSummary]) -> None:
 
 
 _MANY = {
-    "KLoM": ("klom", "{:.2f}"),
-    "F": ("forgetting_quality", "{:.2f}"),
-    "epsilon": ("epsilon", "{:.1f}"),
-    "U-LiRA right": ("ulira_accuracy", "{:.1%}"),
-    "U-LiRA": ("ulira_finds", "{:.1%}"),
     "LiRA AUC": ("lira_auc", "{:.3f}"),
     "LiRA": ("lira_finds", "{:.1%}"),
     "RMIA AUC": ("rmia_auc", "{:.3f}"),
     "RMIA": ("rmia_finds", "{:.1%}"),
+    "F": ("forgetting_quality", "{:.2f}"),
 }
 
 
 def _print_references(lines: Sequence[MethodSummary]) -> None:
-    """What needs many models."""
+    """What needs many models: first the tests with their verdicts, then what describes."""
     known = [line for line in lines if line.references]
     if not known:
         return
-    table = Table(title=f"Over {known[0].references['models']:g} models of each kind, (Retrain in its place)", **LOOK)
+    screen.print(models_table(known))
+    for line in known:
+        needed = line.references["tests"]["forget"].get("models_needed")
+        if needed:
+            text = (
+                f"{line.method}: no outcome could differ over so many targets and methods; take --references {needed:g}"
+            )
+            screen.print(text, **PLAIN)
+    screen.print("KLoM: on forget data, (mean over permuted labels); p: of the permutation test on forget data, times")
+    screen.print("the targets (Bonferroni) and corrected for the methods (Holm); cannot tell is no proof of equality.")
+    screen.print(
+        "retain, test: p on these data; U-LiRA right: with Student's 95 % interval over models, 50 % is chance;"
+    )
+    screen.print("epsilon: 95 % lower bound (its ceiling); exposed: samples remembered/over-unlearned of all.")
+    table = Table(title="Attacks on the first model, (Retrain in its place); F is descriptive", **LOOK)
     table.add_column("method", no_wrap=True)
     for head in _MANY:
         table.add_column(head, justify="right", no_wrap=True)
@@ -400,17 +412,40 @@ def _print_references(lines: Sequence[MethodSummary]) -> None:
             cells.append(form.format(_value(line.references[name])) + _of_retrain(line.references, name, form))
         table.add_row(escape(line.method), *cells)
     screen.print(table)
-    if any("halves" in line.references for line in known):
-        screen.print("KLoM, F, epsilon: (the method/Retrain with half the models, ≈ where that is no difference).")
-    screen.print("U-LiRA, LiRA, RMIA: TPR at 1 % FPR; U-LiRA right: 50 % cannot tell; F: 1 is alike.")
+    screen.print("LiRA, RMIA: TPR at 1 % FPR; F: 1 is alike, equal models get about 0.2.")
+
+
+def models_table(known: Sequence[MethodSummary]) -> Table:
+    """The tests over many models as a table for the terminal.
+
+    Args:
+        known: Lines of `comparison.json` with tests over many models.
+    """
+    table = Table(title=f"Over {known[0].references['models']:g} models of each kind", **LOOK)
+    table.add_column("method", no_wrap=True)
+    for head in ("against Retrain", "p", "KLoM", "retain", "test", "U-LiRA right", "epsilon", "exposed"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for line in known:
+        tests = line.references["tests"]
+        forget = tests["forget"]
+        bound = line.references.get("epsilon_bound")
+        ulira = line.references["ulira"]
+        exposed = line.references["exposed"]
+        table.add_row(
+            escape(line.method),
+            forget["word"],
+            f"{forget['p_holm']:.3f}",
+            f"{forget['klom']:.2f} ({forget['klom_by_chance']:.2f})",
+            *(f"{tests[name]['p_holm']:.3f}" for name in ("retain", "test")),
+            f"{ulira['value']:.1%} ({ulira['low']:.0%} to {ulira['high']:.0%})",
+            f"≥ {bound['value']:.2f} ({bound['ceiling']:.2f})" if bound else "",
+            f"{exposed['remembered']:g}/{exposed['over_unlearned']:g} of {exposed['samples']:g}",
+        )
+    return table
 
 
 def _of_retrain(references: Mapping[str, Any], name: str, form: str) -> str:
-    """What Retrain gets in the method's place; with half of the models, the method's number stands beside it."""
-    half = references.get("halves", {}).get(name)
-    if half:
-        mark = "" if half["different"] else "≈"
-        return f" ({mark}{form.format(half['method'])}/{form.format(half['retrain'])})"
+    """What Retrain gets in the method's place."""
     retrain = references.get(f"{name}_floor")
     return f" ({form.format(_value(retrain))})" if retrain is not None else ""
 

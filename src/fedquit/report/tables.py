@@ -468,13 +468,14 @@ def _pair_cell(pair: PairedDifference | None) -> Cell:
 def many_models(comparison: Comparison) -> Table | None:
     """What needs many models of each kind: two procedures compared, not two models."""
     makers: dict[str, Callable[[Mapping[str, Any]], Cell]] = {
-        "KLoM": lambda many: _halved(many, "klom", 2),
-        f"KLoM, 95{NBSP}%": lambda many: _halved(many, "klom_p95", 2),
-        "Forgetting quality": lambda many: _halved(many, "forgetting_quality", 2),
-        "Epsilon": lambda many: _halved(many, "epsilon", 1),
-        "U\u2011LiRA right (%)": lambda many: Cell(_in_percent(many.get("ulira_accuracy"))),
-        f"U\u2011LiRA finds at 1{NBSP}% (%)": lambda many: _finds(many, "ulira", 0.01),
-        f"U\u2011LiRA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "ulira", 0.001),
+        "Against Retrain": lambda many: _model_test(many, "forget"),
+        "KLoM, forget": lambda many: _klom(many, "forget"),
+        "KLoM, retain": lambda many: _klom(many, "retain"),
+        "KLoM, test": lambda many: _klom(many, "test"),
+        "U\u2011LiRA right (%)": _ulira,
+        "Epsilon at least": _epsilon_bound,
+        "Exposed samples": _exposed_samples,
+        "Forgetting quality (descriptive)": lambda many: Cell(fixed(many.get("forgetting_quality"), 2)),
         "LiRA, AUC": lambda many: _auc(many, "lira"),
         f"LiRA finds at 1{NBSP}% (%)": lambda many: _finds(many, "lira", 0.01),
         f"LiRA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "lira", 0.001),
@@ -493,13 +494,56 @@ def many_models(comparison: Comparison) -> Table | None:
         f"{models:g} unlearned models against {models:g} Retrains, all of other seeds; means over targets",
         ["Method", *columns],
         lines,
-        "Below each number, what Retrain gets in the method’s place, where that is not known beforehand: the closer, "
-        f"the better. KLoM: 0 is alike. Forgetting quality: 1 is alike, 0 told apart. U-LiRA right: 50{NBSP}% cannot "
-        f"tell. Finds: the share of members found while that share of the outsiders is taken for them, with 95{NBSP}% "
-        "intervals. KLoM, forgetting quality and epsilon depend on how many models there are, and Retrain against "
-        "Retrain has half of them: below, both are measured with so many, as means over halvings, and where the method "
-        "is no farther than the farthest of Retrain’s it is not a difference.",
+        f"Against Retrain: a permutation test over the models’ labels on the forget data, at 5{NBSP}% over all targets "
+        "and methods; “cannot tell” is no proof of equality. KLoM: 0 is alike; below it, what equal models would give "
+        f"by chance, and p. U-LiRA right: 50{NBSP}% cannot tell; Student’s 95{NBSP}% interval over models. Epsilon: a "
+        f"lower bound with 95{NBSP}% confidence. Exposed: how many samples, not which. LiRA and RMIA: below each "
+        "number, what Retrain gets in the method’s place; finds: the share of members found while that share of the "
+        "outsiders is taken for them. Forgetting quality: 1 is alike; equal models get about 0.2.",
     )
+
+
+def _model_test(many: Mapping[str, Any], name: str) -> Cell:
+    """The verdict of the permutation test on a kind of data; older comparisons have none."""
+    test = _object(_object(many.get("tests")).get(name))
+    if not {"word", "p_holm"} <= test.keys():
+        return Cell(DASH)
+    notes = [f"p {fixed(test['p_holm'], 3)}"]
+    if test.get("models_needed"):
+        notes.append(f"take {test['models_needed']:g} models")
+    return Cell(str(test["word"]), tuple(notes), test["word"] != "differs")
+
+
+def _klom(many: Mapping[str, Any], name: str) -> Cell:
+    """KLoM with what chance alone gives; older comparisons have it on the forget data alone."""
+    test = _object(_object(many.get("tests")).get(name))
+    if not {"klom", "klom_by_chance", "klom_p"} <= test.keys():
+        return Cell(fixed(many.get("klom") if name == "forget" else None, 2))
+    notes = (f"by chance {fixed(test['klom_by_chance'], 2)}", f"p {fixed(test['klom_p'], 3)}")
+    return Cell(fixed(test["klom"], 2), notes)
+
+
+def _ulira(many: Mapping[str, Any]) -> Cell:
+    """How often U-LiRA is right, with its interval over models; older comparisons have no interval."""
+    found = _object(many.get("ulira"))
+    if not {"value", "low", "high"} <= found.keys():
+        return Cell(_in_percent(many.get("ulira_accuracy")))
+    return Cell(_in_percent(found["value"]), (_interval(found),))
+
+
+def _epsilon_bound(many: Mapping[str, Any]) -> Cell:
+    bound = _object(many.get("epsilon_bound"))
+    if not {"value", "ceiling"} <= bound.keys():
+        return Cell(DASH)
+    return Cell(fixed(bound["value"], 2), (f"at most {fixed(bound['ceiling'], 2)} can be shown",))
+
+
+def _exposed_samples(many: Mapping[str, Any]) -> Cell:
+    exposed = _object(many.get("exposed"))
+    if not {"samples", "remembered", "over_unlearned"} <= exposed.keys():
+        return Cell(DASH)
+    notes = (f"of {exposed['samples']:g}", f"over-unlearned {exposed['over_unlearned']:g}")
+    return Cell(f"{exposed['remembered']:g}", notes)
 
 
 def _auc(many: Mapping[str, Any], attack: str) -> Cell:
@@ -521,16 +565,3 @@ def _finds(many: Mapping[str, Any], attack: str, rate: float) -> Cell:
 
 def _object(stored: object) -> Mapping[str, Any]:
     return stored if isinstance(stored, dict) else {}
-
-
-def _halved(many: Mapping[str, Any], key: str, digits: int) -> Cell:
-    """The measure over all models, and below it the method and Retrain with half of them each."""
-    text = fixed(many.get(key), digits)
-    half = _object(_object(many.get("halves")).get(key))
-    if not {"method", "retrain", "farthest", "different"} <= half.keys():
-        return Cell(text)
-    method, retrain, farthest = (fixed(half[name], digits) for name in ("method", "retrain", "farthest"))
-    bound = "at least" if half["farthest"] < half["retrain"] else "at most"
-    verdict = "a difference" if half["different"] else "no difference"
-    at = f"at {many.get('models', 0) // 2:g}: {method}"
-    return Cell(text, (at, f"Retrain {retrain}, {bound} {farthest}", verdict), not half["different"])

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedquit.results import quantities
 from fedquit.results.averages import mean
+from fedquit.results.references import judged_together
 from fedquit.results.requests import RequestRows, Spreads, distinct, spread_sizes
 from fedquit.results.schema import AGAIN, COMPARED, DISTANCE, SCHEMA, Row
 from fedquit.results.summary import MethodSummary, mean_gaps, mean_levels, summarise, summarise_phase
@@ -210,7 +211,8 @@ def compare_outcomes(
                 first=None if requests is first else first,
             )
         )
-    return table
+    judged = judged_together([line.references for line in table])
+    return [replace(line, references=references) for line, references in zip(table, judged, strict=True)]
 
 
 def requests_of(outcomes: Sequence[Outcome], retrain_again: RetrainAgain) -> dict[str, list[RequestRows]]:

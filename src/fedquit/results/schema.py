@@ -203,13 +203,18 @@ def numbers(value: object) -> list[float] | None:
     return known if len(known) == len(value) else None
 
 
-def numbers_in(value: object) -> dict[str, Any]:
-    """The numbers and truth values of a JSON object and of the objects in it; everything else is left out."""
+def numbers_in(value: object, *, words: bool = False) -> dict[str, Any]:
+    """The numbers and truth values of a JSON object and of the objects in it; everything else is left out.
+
+    Args:
+        value: Anything; what is no object counts as an empty one.
+        words: Whether strings are kept as well.
+    """
     known: dict[str, Any] = {}
     for key, item in value.items() if isinstance(value, dict) else ():
         if isinstance(item, dict):
-            known[str(key)] = numbers_in(item)
-        elif isinstance(item, bool):
+            known[str(key)] = numbers_in(item, words=words)
+        elif isinstance(item, bool) or (words and isinstance(item, str)):
             known[str(key)] = item
         elif (finite := number(item)) is not None:
             known[str(key)] = finite

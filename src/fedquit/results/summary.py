@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fedquit.results import quantities
@@ -51,7 +51,7 @@ class MethodSummary:
         avg_gap: The paper's average of four gaps, in points.
         tug_of_war: The mean over the requests.
         tug_of_war_mia: With Yeom's attack in place of the forget accuracy.
-        references: Means of what needs many models.
+        references: What needs many models: means, and on forget, retain and test data the test's verdict.
         inside_floor: The gaps that are no larger than the Retrain-vs-Retrain spread.
         budgets: By share of Retrain's bytes: how many runs it pays for, what they spent, their means and gaps.
         against_first: Its gaps less those of the first method, target by target.
@@ -139,7 +139,8 @@ _READERS: Mapping[str, Any] = {
     "failures": _strings,
     "inside_floor": _strings,
     "against_first": _pairs,
-    **dict.fromkeys(("means", "gaps", "deviations", "unlearned", "spread", "budgets", "references"), numbers_in),
+    "references": partial(numbers_in, words=True),
+    **dict.fromkeys(("means", "gaps", "deviations", "unlearned", "spread", "budgets"), numbers_in),
     "holdout_verdicts": numbers_in,
 }
 

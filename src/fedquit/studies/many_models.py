@@ -2,66 +2,59 @@
 """Measures over many models: the same erasure and the same Retrain, with other seeds.
 
 One unlearned model against one Retrain shows how two models differ; many of each show how two
-*procedures* differ, which is what unlearning is about. The Retrains lie in the cache, so that every
-method uses the same ones.
+*procedures* differ, which is what unlearning is about. Unlearned models and Retrains have different
+seeds: the tests of `fedquit.inference.models` exchange their labels. The Retrains lie in the cache,
+so that every method uses the same ones.
+
+What names single samples goes to a file for the data's owner (`OWNER_FILE`); everything else is
+counted over the samples.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.special import expit
 
-from fedquit.audit.attacks.lira import lira_offline, ulira
+from fedquit.audit.attacks.lira import lira_offline, ulira, ulira_by_model
 from fedquit.audit.attacks.rmia import rmia
 from fedquit.audit.attacks.roc import FPRS, TprAt, auc, roc
-from fedquit.audit.evaluation import Set
+from fedquit.audit.evaluation import Evaluation, Set
 from fedquit.audit.metrics.forgetting_quality import forgetting_quality
 from fedquit.audit.metrics.klom import klom
 from fedquit.audit.scores import Floats, score_examples
 from fedquit.core import Params
 from fedquit.errors import InputError
-from fedquit.results.references import FALLING
+from fedquit.inference.models import (
+    LEAST_FOR_EPSILON,
+    LEVEL,
+    EpsilonBound,
+    MeanOverModels,
+    ModelTest,
+    SampleExposure,
+    epsilon_bound,
+    permutation_test,
+    sample_exposure,
+    student_over_models,
+)
 from fedquit.running.recipe import Recipe
 from fedquit.running.runner import evaluation_of, retrained, run
 from fedquit.running.setup import build_setup
 from fedquit.running.store import load_params
 from fedquit.running.training_cache import Attached, Reporter
+from fedquit.utils.files import write_private_json
 
-SEED_STEP = 7_919  # between the seeds of two reference models
-LEAST = 4  # models of each kind: forgetting quality needs 3
-LEAST_IN_HALVES = 6  # the same for each half; fewer could not be halved in as many ways as there are halvings
-HALVINGS = 19  # of the models: by chance, a twentieth one is farther than all of them one time in twenty
-
-
-@dataclass(frozen=True)
-class InHalves:
-    """A measure between halves of the models: means over the halvings.
-
-    Attributes:
-        method: unlearned models against Retrains of other seeds.
-        retrain: as many Retrains in place of the unlearned models.
-        farthest: the largest distance of `retrain` over the halvings.
-    """
-
-    method: float
-    retrain: float
-    farthest: float
-
-
-@dataclass(frozen=True)
-class Halves:
-    """The measures that depend on the number of models, with equally many for the method and Retrain."""
-
-    klom: InHalves
-    klom_p95: InHalves
-    forgetting_quality: InHalves
-    epsilon: InHalves
+SEED_STEP = 7_919  # between the seeds of two unlearned models
+RETRAIN_STEP = SEED_STEP // 2  # from the seed of an unlearned model to that of a Retrain: no two models share one
+LEAST = 4  # models of each kind, the least that can be told apart at 5 %
+SUBSET = 1_000  # examples of the retain and test data on which models are compared: drawn once, with seed 0
+OWNER_FILE = "owner/exposed_samples.json"  # names samples: for the owner of the data alone
 
 
 @dataclass(frozen=True)
@@ -95,21 +88,51 @@ class TruePositiveRates:
 
 
 @dataclass(frozen=True)
+class Tests:
+    """The permutation tests on each kind of data.
+
+    Attributes:
+        forget: on the forget data: whether the unlearning differs from Retrain where it matters.
+        retain: on `SUBSET` random examples of the retain data, or all if there are fewer.
+        test: on `SUBSET` random examples of the test set, or all if there are fewer.
+    """
+
+    forget: ModelTest
+    retain: ModelTest
+    test: ModelTest
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """How many samples of the forget data stay exposed, without saying which.
+
+    Attributes:
+        samples: of the forget data.
+        remembered: known better by the unlearned models than by Retrains.
+        over_unlearned: known less well than by Retrains, which gives them away as well.
+    """
+
+    samples: int
+    remembered: int
+    over_unlearned: int
+
+
+@dataclass(frozen=True)
 class Evidence:
-    """N unlearned models against N Retrains, on the forget data.
+    """N unlearned models against N Retrains of other seeds.
 
     A field that ends in `_floor` is the same measure with a Retrain in place of the unlearned
     model. U-LiRA has none: Retrain cannot be told from itself.
 
     Attributes:
         models: N.
-        klom: mean of KLoM over the examples.
-        klom_p95: its 95th percentile.
-        forgetting_quality: F, from 0 to 1.
-        epsilon: median over the examples.
-        halves: the four measures above beside Retrain's; None with fewer than 6 models.
-        ulira_accuracy: how often U-LiRA tells the two kinds apart; 0.5 means that it cannot.
-        ulira_finds: true-positive rates of U-LiRA.
+        klom: mean of KLoM over the forget data.
+        klom_p95: its 95th percentile; descriptive.
+        forgetting_quality: F of the competition, from 0 to 1; descriptive.
+        epsilon: the competition's, median over the examples; descriptive, no bound.
+        ulira_accuracy: how often U-LiRA tells the two kinds apart, each model left out of its fit; descriptive.
+        ulira_finds: true-positive rates of U-LiRA; their intervals take models x examples for independent and are
+            too narrow.
         lira_auc: of offline LiRA on the first unlearned model: forget data against data that nobody
             trained on.
         lira_finds: its true-positive rates.
@@ -119,6 +142,11 @@ class Evidence:
         rmia_finds: its true-positive rates.
         rmia_auc_floor: of the first Retrain.
         rmia_finds_floor: of the first Retrain.
+        tests: whether the two kinds differ, on forget, retain and test data.
+        ulira: how often U-LiRA is right about models outside its fits, with Student's interval over them; 0.5 means
+            that it cannot tell.
+        epsilon_bound: a lower bound on epsilon with 95 % confidence; None with fewer than 12 models.
+        exposed: how many samples stay exposed.
     """
 
     models: int
@@ -126,7 +154,6 @@ class Evidence:
     klom_p95: float
     forgetting_quality: float
     epsilon: float
-    halves: Halves | None
     ulira_accuracy: float
     ulira_finds: TruePositiveRates
     lira_auc: float
@@ -137,6 +164,10 @@ class Evidence:
     rmia_finds: TruePositiveRates
     rmia_auc_floor: float
     rmia_finds_floor: TruePositiveRates
+    tests: Tests
+    ulira: MeanOverModels
+    epsilon_bound: EpsilonBound | None
+    exposed: Exposed
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,12 +178,14 @@ class Phis:
         forget: on the forget data.
         outsiders: on the hold-out data of the leaving clients where there is some, else on the test
             set.
-        population: on the test set, the population of RMIA.
+        population: on the test set: the population of RMIA, and the control data of the tests.
+        retain: on `SUBSET` random examples of the retain data.
     """
 
     forget: Floats
     outsiders: Floats
     population: Floats
+    retain: Floats
 
 
 def require_enough(models: int) -> None:
@@ -181,7 +214,9 @@ def gathered(
     setup = build_setup(recipe)
     evaluation = evaluation_of(setup)
     null: Set = "holdout" if len(evaluation.examples("holdout")[1]) else "test"
-    sets = [evaluation.examples(name) for name in ("forget", null, "test")]
+    sets = [evaluation.examples(name) for name in ("forget", null, "test", "retain")]
+    subset = torch.from_numpy(_subset(len(sets[3][1])))
+    sets[3] = (sets[3][0][subset], sets[3][1][subset])
 
     def phi(params: Params) -> list[Floats]:
         return [score_examples(setup.evaluation_model, params, x, y).phi for x, y in sets]
@@ -189,12 +224,27 @@ def gathered(
     unlearned: list[list[Floats]] = []
     oracle: list[list[Floats]] = []
     for number in range(1, models + 1):
-        tried = dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number)
-        run(tried, out / f"reference-{number}", cache=cache, reporter=reporter, attached=attached)
-        model, _ = load_params(out / f"reference-{number}" / "request-0" / "model.safetensors")
+        tried = _without_retrain(dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number))
+        run(tried, out / f"model-{number}", cache=cache, reporter=reporter, attached=attached)
+        model, _ = load_params(out / f"model-{number}" / "request-0" / "model.safetensors")
         unlearned.append(phi(model))
-        oracle.append(phi(retrained(tried, cache, reporter).state.params))
-    return compare_models(_stacked(unlearned), _stacked(oracle))
+        other = dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number + RETRAIN_STEP)
+        oracle.append(phi(retrained(other, cache, reporter).state.params))
+    phis = _stacked(unlearned), _stacked(oracle)
+    write_private_json(out / OWNER_FILE, named_samples(_exposure(*phis), evaluation, models))
+    return compare_models(*phis)
+
+
+def _without_retrain(recipe: Recipe) -> Recipe:
+    """The recipe without a Retrain of its own seed, where its recovery does not need one."""
+    if recipe.recover.until != "rounds":
+        return recipe
+    return dataclasses.replace(recipe, retrain=False, recover=dataclasses.replace(recipe.recover, budgets=()))
+
+
+def _subset(examples: int) -> npt.NDArray[np.int64]:
+    """The positions of at most `SUBSET` random examples: the same for every method, seed and run."""
+    return np.sort(np.random.default_rng(0).permutation(examples)[:SUBSET])
 
 
 def _stacked(by_model: list[list[Floats]]) -> Phis:
@@ -207,19 +257,25 @@ def compare_models(unlearned: Phis, oracle: Phis) -> Evidence:
 
     Args:
         unlearned: the scores of the unlearned models.
-        oracle: the scores of the Retrains.
+        oracle: the scores of the Retrains, of other seeds.
     """
     u = unlearned.forget
     o = oracle.forget
+    divergence = klom(u, o)
+    quality = forgetting_quality(u, o)
     duel = ulira(u, o)
     lira = _lira(unlearned, oracle)
     lira_floor = _lira(oracle, oracle)
     rmia_ = _rmia(unlearned, oracle)
     rmia_floor = _rmia(oracle, oracle)
+    control = unlearned.population, oracle.population
+    exposure = _exposure(unlearned, oracle)
     return Evidence(
         models=len(u),
-        **_distances(u, o),
-        halves=_in_halves(u, o) if len(u) >= LEAST_IN_HALVES else None,
+        klom=divergence.mean,
+        klom_p95=divergence.p95,
+        forgetting_quality=quality.score,
+        epsilon=float(np.median(quality.epsilon)),
         ulira_accuracy=float(duel.accuracy.mean()),
         ulira_finds=_strength(duel.unlearned.ravel(), duel.never.ravel())[1],
         lira_auc=lira[0],
@@ -230,49 +286,60 @@ def compare_models(unlearned: Phis, oracle: Phis) -> Evidence:
         rmia_finds=rmia_[1],
         rmia_auc_floor=rmia_floor[0],
         rmia_finds_floor=rmia_floor[1],
+        tests=_tests(unlearned, oracle),
+        ulira=student_over_models(ulira_by_model(u, o), least=0.0, most=1.0),
+        epsilon_bound=epsilon_bound(u, o, *control) if len(u) >= LEAST_FOR_EPSILON else None,
+        exposed=Exposed(
+            samples=len(exposure.p),
+            remembered=int(exposure.remembered.sum()),
+            over_unlearned=int(exposure.over_unlearned.sum()),
+        ),
     )
 
 
-def _distances(unlearned: Floats, oracle: Floats) -> dict[str, float]:
-    divergence = klom(unlearned, oracle)
-    quality = forgetting_quality(unlearned, oracle)
-    epsilon = float(np.median(quality.epsilon))
-    return {
-        "klom": divergence.mean,
-        "klom_p95": divergence.p95,
-        "forgetting_quality": quality.score,
-        "epsilon": epsilon,
-    }
+def _tests(unlearned: Phis, oracle: Phis) -> Tests:
+    """The permutation tests on each kind of data; the control data is the test set."""
+    control = unlearned.population, oracle.population
+    subset = _subset(unlearned.population.shape[1])
+    return Tests(
+        forget=permutation_test(unlearned.forget, oracle.forget, *control),
+        retain=permutation_test(unlearned.retain, oracle.retain, *control),
+        test=permutation_test(unlearned.population[:, subset], oracle.population[:, subset], *control),
+    )
 
 
-def _in_halves(unlearned: Floats, oracle: Floats) -> Halves:
-    """Compare half of the models of either kind with the Retrains of the other half of the seeds.
+def _exposure(unlearned: Phis, oracle: Phis) -> SampleExposure:
+    return sample_exposure(unlearned.forget, oracle.forget, unlearned.population, oracle.population)
 
-    These measures depend on the number of models, and Retrain against Retrain can use only half of
-    them.
+
+def named_samples(exposure: SampleExposure, evaluation: Evaluation, models: int) -> dict[str, Any]:
+    """The samples of the forget data from the most to the least exposed, for the owner of the data alone.
+
+    Args:
+        exposure: how far the two kinds of model lie apart on each sample.
+        evaluation: whose forget data it is.
+        models: of each kind.
+
+    Returns:
+        For JSON; `sample` is the number of a sample among the training examples of its client.
     """
-    method_distances: list[dict[str, float]] = []
-    retrain_distances: list[dict[str, float]] = []
-    for a, b in _halvings(len(oracle)):
-        method_distances.append(_distances(unlearned[a], oracle[b]))
-        retrain_distances.append(_distances(oracle[a], oracle[b]))
-
-    def measured(name: str) -> InHalves:
-        method = [distances[name] for distances in method_distances]
-        retrain = [distances[name] for distances in retrain_distances]
-        farthest = min(retrain) if name == FALLING else max(retrain)
-        return InHalves(float(np.mean(method)), float(np.mean(retrain)), farthest)
-
-    return Halves(**{field.name: measured(field.name) for field in dataclasses.fields(Halves)})
-
-
-def _halvings(models: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yield pairs of disjoint halves of the models' numbers, the same for every method."""
-    rng = np.random.default_rng(0)
-    half = models // 2
-    for _ in range(HALVINGS):
-        order = rng.permutation(models)
-        yield order[:half], order[half : 2 * half]
+    words = np.where(exposure.remembered, "remembered", np.where(exposure.over_unlearned, "over-unlearned", ""))
+    owners = evaluation.forget_samples()
+    samples = []
+    for i in np.argsort(-np.abs(exposure.difference) / (exposure.high - exposure.low + 1e-12), kind="stable"):
+        client, sample = owners[i]
+        samples.append(
+            {
+                "client": client,
+                "sample": sample,
+                "difference": float(exposure.difference[i]),
+                "low": float(exposure.low[i]),
+                "high": float(exposure.high[i]),
+                "p": float(exposure.p[i]),
+                "exposed": str(words[i]),
+            }
+        )
+    return {"models": models, "confidence": 1 - LEVEL, "samples": samples}
 
 
 def _lira(attacked: Phis, oracle: Phis) -> tuple[float, TruePositiveRates]:

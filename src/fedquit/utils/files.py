@@ -95,6 +95,14 @@ def write_json(path: Path, value: object) -> None:
     write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
+def write_private_json(path: Path, value: object) -> None:
+    """Write a value as indented JSON in a folder of its own, which only the user who runs this may enter."""
+    with _explain_write_error(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+    write_json(path, value)
+
+
 def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
     """Read a JSON file.
 

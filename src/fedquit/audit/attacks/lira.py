@@ -115,6 +115,30 @@ def ulira(unlearned: npt.ArrayLike, never: npt.ArrayLike, *, fixed_variance: boo
     return Duel(np.stack(scores[0]), np.stack(scores[1]))
 
 
+def ulira_by_model(unlearned: npt.ArrayLike, never: npt.ArrayLike, *, fixed_variance: bool | None = None) -> Floats:
+    """How often U-LiRA is right about each pair of models that no fit has seen; one half means that it cannot tell.
+
+    The first half of the models of either kind fits the normals, and the others are scored, so that the pairs are
+    independent given the fits: Student's interval over them holds. Over the pairs of `ulira` it does not, since every
+    model enters the fits of all others.
+
+    Args:
+        unlearned: phi under models that were trained with the examples and then unlearnt them, (M, N).
+        never: phi under models that never saw them (other seeds of Retrain), (M, N).
+        fixed_variance: one variance for all examples; None: where there are fewer than 64 models of a kind.
+
+    Returns:
+        The share of right decisions of each pair, (M - M // 2,); an undecided one counts half.
+    """
+    u, n = (np.asarray(s, dtype=np.float64) for s in (unlearned, never))
+    if u.ndim != 2 or u.shape != n.shape or len(u) < 4:
+        raise InputError(f"phi has shapes {u.shape} and {n.shape}: give (models, examples) with as many of each kind.")
+    half = len(u) // 2
+    one, other = (_fit(s[:half], np.ones((half, s.shape[1]), dtype=np.bool_), fixed_variance) for s in (u, n))
+    signs = [np.sign(one.log_density(phi) - other.log_density(phi)) for phi in (u[half:], n[half:])]
+    return np.asarray(0.5 + (signs[0] - signs[1]).mean(1) / 4, dtype=np.float64)
+
+
 def _inputs(phi: npt.ArrayLike, references: npt.ArrayLike, seen: npt.ArrayLike | None) -> tuple[Floats, Floats, Mask]:
     asked, refs = np.asarray(phi, dtype=np.float64), np.asarray(references, dtype=np.float64)
     mask = np.zeros(refs.shape, dtype=np.bool_) if seen is None else np.asarray(seen, dtype=np.bool_)
