@@ -341,7 +341,7 @@ def test_targets_may_have_different_numbers_of_runs() -> None:
     assert one(sample).word == DIFFERS
     assert (one(sample).runs, one(sample).retrains) == (1, 4)
     assert one(GapSample([], [])).reason == (
-        "cannot tell: the measure was not taken for the method and Retrain of any target"
+        "cannot tell: no target has both the method's measure and that of a Retrain with another seed"
     )
 
 

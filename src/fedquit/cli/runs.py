@@ -197,8 +197,8 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
     screen.print(comparison_table(title, lines))
     screen.print("unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain,")
     screen.print("with the work of clients and server, for unlearning and recovery together.")
-    screen.print("retrain again: Retrain with another seed; a gap marked ≈ is no larger than this Retrain-vs-Retrain")
-    screen.print("spread over the same targets, hence no difference.")
+    screen.print("retrain again: Retrain with another seed; its gaps are the Retrain-vs-Retrain spread.")
+    _print_verdicts(lines)
     if any(line.budgets for line in lines):
         screen.print(budget_table(lines))
     _print_paired(lines)
@@ -207,6 +207,18 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
         for why in line.failures:
             screen.print(f"[bold]{escape(line.method)}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
     screen.print(f"Report: {out / 'report.html'}\nTable: {out / 'comparison.json'}", **PLAIN)
+
+
+def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
+    """What the marks of the gaps mean, and which sizes would tell what these do not."""
+    from fedquit.results.verdicts import legend, open_question
+
+    each = [line.verdicts for line in lines]
+    if any(each):
+        screen.print(f"Gaps: {legend(each)}.", **PLAIN)
+    why = open_question(each)
+    if why:
+        screen.print(f"{why[:1].upper()}{why[1:]} (--targets, --retrain-seeds).", **PLAIN)
 
 
 def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
@@ -355,5 +367,7 @@ def _with_gap(line: MethodSummary, key: str) -> str:
 
 
 def _mark(line: MethodSummary, gap: str) -> str:
-    """The sign of a gap that is no larger than the Retrain-vs-Retrain spread."""
-    return "≈" if gap in line.inside_floor else ""
+    """The mark of the verdict on a gap."""
+    from fedquit.results.verdicts import mark
+
+    return mark(line.verdicts, gap)

@@ -41,6 +41,7 @@ WORDS = (DIFFERS, EQUIVALENT, CANNOT_TELL)
 
 _ENUMERATED = 1_000_000  # sums over half of the targets that are listed; beyond, arrangements are drawn
 _LISTED = 50_000  # arrangements of one target that are listed; beyond, so many are drawn
+_LIKELY = 50  # targets or Retrains that somebody may run
 _MOST = 200  # targets or Retrains: larger sizes are not proposed
 _TYPICAL = 2.0  # the gap, in standard deviations of Retrain, that a study should find
 
@@ -610,11 +611,11 @@ def _p(value: float) -> str:
 def _why_not(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> str:
     targets, runs, retrains, hypotheses = verdict.targets, verdict.runs, verdict.retrains, verdict.hypotheses
     if not targets or not runs:
-        return "the measure was not taken for the method and Retrain of any target"
+        return "no target has both the method's measure and that of a Retrain with another seed"
     if not retrains:
-        return "there is no Retrain with another seed than the method's"
+        return "no seed of Retrain serves all targets, which share an Original"
     if retrains == 1:
-        return f"one Retrain shows no spread; {_enough(max(targets, 3), runs, hypotheses, shared=sample.shared)}"
+        return f"one Retrain shows no spread; {_enough(max(targets, 3), runs, hypotheses)}"
     if sample.shared and verdict.p is None:
         return "the targets share an Original, and not every target has a value of every seed"
     smallest = least_p(targets, runs, retrains, shared=sample.shared)
@@ -622,20 +623,22 @@ def _why_not(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> s
         sizes = f"{_count(targets, 'target')} and {_count(retrains, 'Retrain')}"
         least = f"the smallest p with {sizes} is {smallest:.2g}, and {_count(hypotheses, 'test')} together need "
         shared = "; the targets share an Original, so that only whole seeds count" if sample.shared else ""
-        return f"{least}{LEVEL / hypotheses:.2g}{shared}; {_enough(targets, runs, hypotheses, retrains, sample.shared)}"
+        enough = _enough(targets, runs, hypotheses, retrains, shared=sample.shared)
+        return f"{least}{LEVEL / hypotheses:.2g}{shared}; {enough}"
     return _not_shown(verdict, sample, margin)
 
 
-def _enough(targets: int, runs: int, hypotheses: int, retrains: int = 3, shared: bool = False) -> str:
+def _enough(targets: int, runs: int, hypotheses: int, retrains: int = 3, *, shared: bool = False) -> str:
     """Which sizes can show a difference at all."""
+    own = " and an Original of its own" if shared else ""
+    more_targets = least_targets(runs, retrains, hypotheses)
     more_retrains = least_retrains(targets, runs, hypotheses, shared=shared)
-    more_targets = None if shared else least_targets(runs, retrains, hypotheses)
     ways = []
-    if more_targets is not None and more_targets != targets:
-        ways.append(f"{_count(more_targets, 'target')} with {_count(retrains, 'Retrain')} each")
-    if more_retrains is not None:
+    if more_targets is not None and more_targets <= _LIKELY:
+        ways.append(f"{_count(more_targets, 'target')} with {_count(retrains, 'Retrain')}{own} each")
+    if more_retrains is not None and more_retrains <= _LIKELY and (more_targets, retrains) != (targets, more_retrains):
         ways.append(f"{_count(targets, 'target')} with {_count(more_retrains, 'Retrain')} each")
-    return f"a difference can be shown with {' or '.join(ways)}" if ways else "compare fewer methods"
+    return f"a difference can be shown with {' or '.join(ways)}" if ways else "compare fewer methods at once"
 
 
 def _not_shown(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> str:
