@@ -152,7 +152,8 @@ def test_damaged_verdicts_count_as_none_and_older_files_stay_readable() -> None:
 def shared(seeds: int, shift: float = 0.0) -> Comparison:
     """Two targets with the same seeds, as a comparison without `--retrain-seeds` has them."""
     draw = np.random.default_rng(7)
-    outcomes, again = [], {}
+    outcomes = []
+    again: dict[Any, dict[str, Any]] = {}
     for seed in range(seeds):
         for target in (0, 1):
             values = {phase: row(phase, LEVELS + draw.normal(size=5)) for phase in ("retrained", "recovered", "x")}

@@ -154,13 +154,26 @@ def compare(
             help="The clients that leave: 0,1,2 in turn, 0+1,2+3 together, or all in turn; else 0, or the recipe's."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
+    seeds: Annotated[int, typer.Option(help="How many seeds of each target, from the recipe's on.")] = 1,
+    retrain_seeds: Annotated[
+        int,
+        typer.Option(
+            help="Retrains with seeds of their own for each target; from 2 on each target has its own Original, too."
+        ),
+    ] = 1,
+    margin: Annotated[
+        str | None,
+        typer.Option(
+            help="The gap that would not matter, chosen before the runs: points as 2, or deviations of Retrain as 2s."
+        ),
+    ] = None,
     references: Annotated[int, typer.Option(help="More seeds of each erasure: RMIA, LiRA, U-LiRA, KLoM, epsilon.")] = 0,
     jobs: Annotated[int, typer.Option(help="Worker processes; 0: one for each core where that pays.")] = 0,
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
     """Run every method for several leaving clients and seeds, and print the table with the gaps to Retrain."""
+    from fedquit.inference.gaps import Margin
     from fedquit.report import write_report
     from fedquit.studies.comparison import chosen_methods, default_targets, parse_targets
     from fedquit.studies.comparison import compare as compare_methods
@@ -171,7 +184,17 @@ def compare(
         names = chosen_methods(methods)
         leaving = default_targets(recipe) if targets is None else parse_targets(targets)
         lines, outcomes = compare_methods(
-            recipe, names, leaving, seeds, out, overview=bars, cache=cache, references=references, jobs=jobs
+            recipe,
+            names,
+            leaving,
+            seeds,
+            out,
+            overview=bars,
+            cache=cache,
+            references=references,
+            jobs=jobs,
+            retrain_seeds=retrain_seeds,
+            margin=None if margin is None else Margin.parse(margin),
         )
     write_report([out], out / "report.html")
     if as_json:
