@@ -25,12 +25,13 @@ from fedquit.core import Federation, Request, State, Trained
 from fedquit.core.method import Method
 from fedquit.data import Dataset, load_dataset
 from fedquit.errors import FedquitError, InputError, UnknownNameError
+from fedquit.inference.gaps import Margin
 from fedquit.methods import METHODS
 from fedquit.report import write_report
 from fedquit.results.comparison import Outcome, RetrainAgain, compare_outcomes, named
 from fedquit.results.summary import MethodSummary
 from fedquit.running.training_cache import Silent
-from fedquit.studies.comparison import chosen_methods, compare, default_targets, parse_targets
+from fedquit.studies.comparison import chosen_methods, compare, default_targets, parse_targets, seeds_of
 from fedquit.studies.workers import WorkerLostError, WorkerPool
 from worlds import TINY, tiny
 
@@ -255,6 +256,47 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert lines[-1].runs == 4
 
 
+def test_every_target_has_its_own_original_where_retrain_has_several_seeds(tmp_path: Path) -> None:
+    watch = Quiet()
+    lines, outcomes = compare(recipe(), ["natural"], [0, 1], 1, tmp_path, overview=watch, retrain_seeds=2)
+    assert [(o.target, o.seed) for o in outcomes] == [(0, 0), (1, 1)]
+    assert len(list((tmp_path / "cache").iterdir())) == 2 + 2 + 2 * 2, "Originals, their Retrains, and two more of each"
+    assert watch.titles[2] == "2/6 Retrain 1 of 2, client 0, seed 0"
+    verdict = lines[-1].verdicts["forget_acc"]
+    assert (verdict.design, verdict.targets, verdict.runs, verdict.retrains) == ("own", 2, 1, 2)
+    stored = json.loads((tmp_path / "comparison.json").read_text())["retrains"]
+    assert [(row["clients"], row["seed"]) for row in stored] == [
+        ([0], 1_000_003),
+        ([0], 2_000_006),
+        ([1], 1_000_004),
+        ([1], 2_000_007),
+    ]
+    again = next(line for line in lines if line.phase == "floor")
+    pairs = [(o.at("retrained"), row) for o in outcomes for row in stored if row["clients"] == [o.target]]
+    apart = [abs(one["forget_acc"] - other["forget_acc"]) for one, other in pairs]
+    assert again.gaps["forget_acc"] == pytest.approx(statistics.fmean(apart))
+    assert lines[-1].spread["forget_acc"] == pytest.approx(statistics.fmean(apart))
+
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
+    given: dict[str, Any] = {"retrain_seeds": 3, "margin": Margin(90.0), "jobs": 2}
+    lines, _ = compare(recipe(), ["natural"], [0, 1], 1, tmp_path, overview=Quiet(), **given)
+    after = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
+    assert {p: after[p] for p in stamps} == stamps, "one more Retrain of each target, and nothing else"
+    assert len(list((tmp_path / "cache").iterdir())) == 2 + 2 + 2 * 3
+    assert lines[-1].verdicts["test_acc"].retrains == 3
+    assert lines[-1].verdicts["test_acc"].margin == 90.0
+    longer = json.loads((tmp_path / "comparison.json").read_text())
+    assert [row for row in longer["retrains"] if row["seed"] < 3_000_000] == stored, "as one process found them"
+    assert longer["margin"] == "90"
+
+
+def test_seeds_of_targets() -> None:
+    assert seeds_of(5, [0, (1, 2)], 2, own=False) == {0: [5, 6], (1, 2): [5, 6]}
+    assert seeds_of(5, [0, (1, 2)], 2, own=True) == {0: [5, 7], (1, 2): [6, 8]}
+    more = seeds_of(5, [0, (1, 2)], 3, own=True)
+    assert {target: seeds[:2] for target, seeds in more.items()} == seeds_of(5, [0, (1, 2)], 2, own=True)
+
+
 def test_clients_that_leave_together_are_one_target(tmp_path: Path) -> None:
     methods, watch = ["fedquit", "natural", "test_compare:Breaks"], Quiet()
     lines, outcomes = compare(recipe(), methods, [(0, 1), (2, 3), 0], 1, tmp_path, overview=watch)
@@ -311,6 +353,12 @@ def test_what_cannot_be_compared_is_refused_before_the_first_run(
     with pytest.raises(FedquitError, match=sentence):
         compare(recipe(**changes), ["natural"], parse_targets(targets), 1, tmp_path / "out", overview=watch)
     assert watch.titles == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_retrain_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--retrain-seeds is 0: it must be at least 1"):
+        compare(recipe(), ["natural"], [0], 1, tmp_path / "out", overview=Quiet(), retrain_seeds=0)
     assert not (tmp_path / "out").exists()
 
 
@@ -392,7 +440,8 @@ def test_the_table_by_hand() -> None:
     floor: RetrainAgain = {(t, 0): {**found[0].at("retrained"), "forget_acc": acc} for t, acc in ((1, 54.5), (2, 60.5))}
     original, retrain, again, a, free = compare_outcomes(found, ["a", "free"], floor)
     assert again.gaps["forget_acc"] == 2.5
-    assert (a.inside_floor, free.inside_floor) == (("test_acc",), ("test_acc",))
+    assert {key: verdict.word for key, verdict in a.verdicts.items()} == dict.fromkeys(a.gaps, "cannot tell")
+    assert "one Retrain shows no spread" in a.verdicts["forget_acc"].reason
     assert original.means == {"test_acc": 80.0, "forget_acc": 90.0}
     assert retrain.means["forget_acc"] == 55.0
     assert a.means["forget_acc"] == 54.0
@@ -449,7 +498,7 @@ def test_tug_of_war_is_taken_run_by_run_and_the_divergence_has_a_floor() -> None
     assert a.tug_of_war_mia is None
     assert a.gaps["forget_js"] == pytest.approx(0.2)
     assert floor.gaps["forget_js"] == pytest.approx(0.225)
-    assert "forget_js" in a.inside_floor
+    assert "forget_js" not in a.verdicts, "a divergence has no sign"
 
 
 def test_seeds_of_one_target_are_not_counted_as_targets() -> None:
@@ -487,10 +536,14 @@ def test_the_report_of_a_comparison_says_what_was_compared_and_what_failed(
     )
     monkeypatch.chdir(tmp_path)
     words = ["compare", "r.toml", "--methods", "fedquit,natural,fukd", "--targets", "0,1", "--jobs", "1", "--out", "c"]
-    monkeypatch.setattr("sys.argv", ["fedquit", *words])
+    monkeypatch.setattr("sys.argv", ["fedquit", *words, "--margin", "2"])
     with pytest.raises(SystemExit):
         main()
-    assert "natural: forget gap" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "natural: forget gap" in printed
+    assert "= equivalent within ±2 points, unmarked: cannot tell" in printed
+    assert "Cannot tell: one Retrain shows no spread; a difference can be shown with 4 targets" in printed
+    assert "(--targets, --retrain-seeds)" in printed
     html = unescape((tmp_path / "c" / "report.html").read_text())
     assert "Compared pairwise, target by target" in html
     assert "less that of fedquit" in html

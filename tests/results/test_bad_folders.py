@@ -290,7 +290,7 @@ def test_fields_of_later_versions_survive(tmp_path: Path) -> None:
     folder = study(tmp_path / "compared")
     changed(folder / "comparison.json", certificates=["x"])
     stored = json.loads((folder / "comparison.json").read_text())
-    stored["table"][3]["verdicts"] = {"forget_acc": {"p": 0.1}}
+    stored["table"][3]["certainty"] = {"forget_acc": {"p": 0.1}}
     (folder / "comparison.json").write_text(json.dumps(stored))
     assert json.loads(json.dumps(read_comparison(folder).to_dict())) == stored
 

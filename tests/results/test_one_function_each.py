@@ -15,8 +15,9 @@ from markupsafe import Markup
 from rich.console import Console
 
 from fedquit.cli import runs as command
-from fedquit.report import tables, write_report
-from fedquit.results import averages, gaps, quantities, references, summary, tug_of_war, words
+from fedquit.inference.gaps import GapVerdict
+from fedquit.report import write_report
+from fedquit.results import averages, gaps, quantities, references, summary, tug_of_war, verdicts, words
 from fedquit.results.gaps import Gap, Paired
 from fedquit.results.intervals import Interval
 from fedquit.results.quantities import PairedDifference
@@ -76,7 +77,7 @@ QUANTITIES: dict[str, tuple[Any, str, Callable[[Any], Any], frozenset[str]]] = {
     "gap to Retrain": (gaps, "signed_gap", lambda gap: plus(gap, 3.0), ALL),
     "mean absolute gap": (quantities, "absolute_gap", lambda gap: gap and Gap(gap.per_target + 3.0), TABLES),
     "average gap": (quantities, "average_gap", lambda size: plus(size, 3.0), ALL),
-    "Retrain-vs-Retrain spread": (quantities, "spread", lambda size: plus(size, 500.0), TABLES),
+    "Retrain-vs-Retrain spread": (quantities, "spread", lambda size: plus(size, 500.0), TABLES - {"terminal"}),
     "memory of the samples": (
         quantities,
         "sample_memory",
@@ -126,8 +127,12 @@ QUANTITIES: dict[str, tuple[Any, str, Callable[[Any], Any], frozenset[str]]] = {
     ),
 }
 RULES: dict[str, tuple[Any, str, Callable[[Any], Any], frozenset[str]]] = {
-    "no larger than the spread is no difference": (summary, "within_spread", lambda rule: not rule, TABLES),
-    "no difference in Tug-of-War": (tables, "no_farther", lambda rule: not rule, frozenset({"html"})),
+    "whether a gap differs from Retrain": (
+        verdicts,
+        "judge",
+        lambda all_: {key: replace(verdict, word="differs") for key, verdict in all_.items()},
+        TABLES,
+    ),
     "a budget must pay for the unlearning": (
         quantities,
         "affordable",
@@ -157,21 +162,19 @@ def test_changing_the_one_function_changes_every_view(
     assert {view for view in before if before[view] != after[view]} >= seen_in
 
 
-def test_the_rule_of_the_spread_marks_every_table(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is imported by name, so that each importer is changed."""
+def test_the_verdict_marks_every_table(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(samples: Any, margin: Any) -> Any:
+        return {key: GapVerdict("equivalent", "equivalent: why", margin=2.0) for key in samples}
+
     before = views(study, tmp_path / "before" / "study")
-    for importer in ("results.summary", "report.tables", "report.sentences"):
-        monkeypatch.setattr(f"fedquit.{importer}.within_spread", lambda gap, spread: False)
+    monkeypatch.setattr(verdicts, "judge", judged)
     after = views(study, tmp_path / "after" / "study")
-    assert "≈" in before["terminal"].partition("unlearned:")[0]
-    assert "≈" not in after["terminal"].partition("unlearned:")[0]
-    assert json.loads(after["comparison.json"])["table"][-1]["inside_floor"] == []
-    assert ".0*" not in after["md"]
-    assert (
-        "no difference</small>" not in after["html"].partition("Compared pairwise")[0].partition("Other distances")[0]
-    )
+    stored = json.loads(after["comparison.json"])["table"][-1]["verdicts"]
+    assert stored["avg_gap"]["word"] == stored["forget_acc"]["word"] == "equivalent"
+    for view in ("terminal", "md", "latex", "html"):
+        assert "(=" not in before[view]
+        assert "(=" in after[view] or ">=" in after[view]
+        assert "equivalent within ±2 points" in after[view]
     assert {view for view in before if before[view] != after[view]} == TABLES
 
 
@@ -180,7 +183,7 @@ def test_every_quantity_of_the_page_is_named_here() -> None:
     documented = {word for line in (quantities.__doc__ or "").splitlines() for word in line.split("`")[1::2]}
     named = {function for module, function, *_ in (QUANTITIES | RULES).values() if module is quantities}
     assert named <= documented | {"paired_difference"}
-    assert documented - named == {"request_gap", "request_spread", "tug_of_war", "spread_tug_of_war"}
+    assert documented - named == {"request_gap", "tug_of_war", "spread_tug_of_war"}
     for function in documented:
         assert callable(getattr(quantities, function))
 

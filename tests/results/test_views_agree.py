@@ -22,6 +22,7 @@ from rich.console import Console
 from fedquit.cli.runs import budget_table, comparison_table
 from fedquit.report import write_report
 from fedquit.results.schema import AVERAGED, COMPARED
+from fedquit.results.verdicts import JUDGED
 from fedquit.results.words import DASH, fixed, share, times
 from results.random_results import Study, studies, write_study
 from test_report_figures import table
@@ -61,7 +62,7 @@ def test_every_view_prints_the_numbers_of_the_one_model(study: Study) -> None:
     terminal(lines, stored)
     html(views["html"], methods)
     tables_of_text(views["md"], methods)
-    tables_of_text(views["latex"].replace(r"$\pm$", "±").replace("--", DASH), methods)
+    tables_of_text(views["latex"].replace(r"$\pm$", "±").replace("--", DASH).replace(r"$\neq$", "≠"), methods)
     exported(json.loads(views["json"]), methods)
     csv_rows(views["csv"], methods)
 
@@ -92,12 +93,40 @@ def by_hand(study: Study, stored: Sequence[dict[str, Any]]) -> None:
             for key in COMPARED:
                 sizes = gaps_of(pairs, key)
                 assert line["spread"].get(key) == (pytest.approx(statistics.fmean(sizes)) if sizes else None)
-                judged = bool(sizes) and key in line["gaps"] and line["gaps"][key] <= line["spread"][key]
-                assert (key in line["inside_floor"]) == judged
+        verdicts_by_hand(study, line, runs)
         budgets_by_hand(line, runs)
         tugs = [tug(o.at("recovered"), o.at("retrained")) for o in runs]
         known = [value for value in tugs if value is not None]
         assert line["tug_of_war"] == (pytest.approx(statistics.fmean(known)) if known else None)
+
+
+def verdicts_by_hand(study: Study, line: dict[str, Any], runs: Sequence[Any]) -> None:
+    """Which measures are judged, from which sizes, and how far the signed gap lies on average over targets."""
+    for key in JUDGED:
+        values: dict[Any, dict[int, float]] = {}
+        others: dict[Any, dict[int, float]] = {}
+        for run in runs:
+            if run.at("recovered").get(key) is not None:
+                values.setdefault(run.target, {})[run.seed] = run.at("recovered")[key]
+        for (target, seed), row in study.retrain_again.items():
+            if row.get(key) is not None:
+                others.setdefault(target, {})[seed] = row[key]
+        assert (key in line["verdicts"]) == bool(values)
+        if not values:
+            continue
+        verdict = line["verdicts"][key]
+        both = [target for target in values if target in others]
+        assert (verdict["word"] in ("differs", "cannot tell"), verdict["targets"]) == (True, len(both))
+        if len(both) == 1:  # seeds of one target are all independent
+            (target,) = both
+            assert (verdict["runs"], verdict["retrains"]) == (len(values[target]), len(others[target]))
+            gap = statistics.fmean(values[target].values()) - statistics.fmean(others[target].values())
+            assert verdict["gap"] == pytest.approx(gap)
+        elif both and study.seeds == 1:
+            gaps = [values[target][0] - others[target][0] for target in both]
+            assert verdict["gap"] == pytest.approx(statistics.fmean(gaps))
+            assert verdict["reason"].startswith("cannot tell: one Retrain shows no spread")
+    assert ("avg_gap" in line["verdicts"]) == all(key in line["verdicts"] for key in AVERAGED.values())
 
 
 def gaps_of(pairs: Sequence[tuple[Any, Any]], key: str) -> list[float]:
@@ -155,7 +184,7 @@ def terminal(lines: Sequence[Any], stored: Sequence[dict[str, Any]]) -> None:
             assert cells[0] == "failed"
             continue
         assert cells[: len(SHOWN)] == [on_terminal(line, key) for key in SHOWN]
-        mark = "≈" if "avg_gap" in line["inside_floor"] else ""
+        mark = marked(line, "avg_gap")
         assert cells[-6] == ("" if line["avg_gap"] is None else f"{mark}{line['avg_gap']:.1f}")
         if line["phase"] == "recovered":
             saved = [times(line[f"{kind}_saved"], line[kind]) for kind in ("bytes", "epochs", "flops")]
@@ -182,13 +211,18 @@ def rendered(made: Any) -> list[list[str]]:
     return rows
 
 
+def marked(line: dict[str, Any], key: str) -> str:
+    signs = {"differs": "≠", "equivalent": "=", "cannot tell": ""}
+    return signs[line["verdicts"][key]["word"]] if key in line["verdicts"] else ""
+
+
 def on_terminal(line: dict[str, Any], key: str) -> str:
     if key not in line["means"]:
         return ""
     level = f"{line['means'][key]:.1f}"
     if key not in line["gaps"]:
         return level
-    mark = "≈" if key in line["inside_floor"] else ""
+    mark = marked(line, key)
     deviation = f"±{line['deviations'][key]:.1f}" if key in line["deviations"] else ""
     return f"{level} ({mark}{line['gaps'][key]:.1f}{deviation})"
 
@@ -223,15 +257,13 @@ def html(page: str, methods: Sequence[dict[str, Any]]) -> None:
 
 
 def in_page(line: dict[str, Any], key: str, gap: float | None, level: str = "") -> str:
-    words = [fixed(gap)]
+    words = [marked(line, key) + fixed(gap)]
     if key in line["deviations"]:
         words.append(f"± {fixed(line['deviations'][key])}")
     if level:
         words.append(level)
     if key in line["spread"]:
-        words.append(
-            f"spread {fixed(line['spread'][key])}" + (": no difference" if key in line["inside_floor"] else "")
-        )
+        words.append(f"spread {fixed(line['spread'][key])}")
     return " ".join(words)
 
 
@@ -259,7 +291,7 @@ def budgets_in_page(page: str, methods: Sequence[dict[str, Any]]) -> None:
         elif len(wanted) > 2:
             assert row[0] == wanted[0]
             assert row[1].startswith(wanted[1])
-            assert [cell.removeprefix("≈") for cell in row[2:]] == wanted[2:]
+            assert row[2:] == wanted[2:]
         else:
             assert row == wanted
 
@@ -268,7 +300,7 @@ def tables_of_text(text: str, methods: Sequence[dict[str, Any]]) -> None:
     """Markdown and LaTeX print the same cells."""
     for line in methods:
         cells = [in_text(line, key) for key in SHOWN]
-        average = fixed(line["avg_gap"]) + ("*" if "avg_gap" in line["inside_floor"] else "")
+        average = marked(line, "avg_gap") + fixed(line["avg_gap"])
         shares = [fixed(line[k]) for k in ("recovery_rounds", "bytes_percent", "computing_percent")]
         wanted = [str(line["runs"]), *cells, average, *shares]
         rows = [re.split(r" (?:\||&) ", row.strip(" |\\")) for row in text.splitlines()]
@@ -280,8 +312,7 @@ def in_text(line: dict[str, Any], key: str) -> str:
     if key not in line["gaps"]:
         return level
     deviation = f" ± {fixed(line['deviations'][key])}" if key in line["deviations"] else ""
-    star = "*" if key in line["inside_floor"] else ""
-    return f"{level} ({fixed(line['gaps'][key])}{deviation}{star})"
+    return f"{level} ({marked(line, key)}{fixed(line['gaps'][key])}{deviation})"
 
 
 def exported(found: dict[str, Any], methods: Sequence[dict[str, Any]]) -> None:
@@ -293,7 +324,7 @@ def exported(found: dict[str, Any], methods: Sequence[dict[str, Any]]) -> None:
         assert {key: summary[key] for key in same} == {key: line[key] for key in same}
         assert summary["communication_percent"] == line["bytes_percent"]
         assert summary["computation_percent"] == line["computing_percent"]
-        assert summary["inside_floor"] == line["inside_floor"]
+        assert summary["verdicts"] == line["verdicts"]
         for key in SHOWN:
             assert summary[key] == line["means"].get(key)
             assert summary[f"{key}_gap"] == line["gaps"].get(key)

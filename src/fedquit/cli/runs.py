@@ -207,7 +207,19 @@ def compare(
             help="The clients that leave: 0,1,2 in turn, 0+1,2+3 together, or all in turn; else 0, or the recipe's."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds, from the recipe's on.")] = 1,
+    seeds: Annotated[int, typer.Option(help="How many seeds of each target, from the recipe's on.")] = 1,
+    retrain_seeds: Annotated[
+        int,
+        typer.Option(
+            help="Retrains with seeds of their own for each target; from 2 on each target has its own Original, too."
+        ),
+    ] = 1,
+    margin: Annotated[
+        str | None,
+        typer.Option(
+            help="The gap that would not matter, chosen before the runs: points as 2, or deviations of Retrain as 2s."
+        ),
+    ] = None,
     references: Annotated[
         int, typer.Option(help="More seeds of each erasure: permutation tests, U-LiRA, LiRA, RMIA.")
     ] = 0,
@@ -216,6 +228,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run every method for several leaving clients and seeds, and print the table with the gaps to Retrain."""
+    from fedquit.inference.gaps import Margin
     from fedquit.report import write_report
     from fedquit.studies.comparison import chosen_methods, default_targets, parse_targets
     from fedquit.studies.comparison import compare as compare_methods
@@ -226,7 +239,17 @@ def compare(
         names = chosen_methods(methods)
         leaving = default_targets(recipe) if targets is None else parse_targets(targets)
         lines, outcomes = compare_methods(
-            recipe, names, leaving, seeds, out, overview=bars, cache=cache, references=references, jobs=jobs
+            recipe,
+            names,
+            leaving,
+            seeds,
+            out,
+            overview=bars,
+            cache=cache,
+            references=references,
+            jobs=jobs,
+            retrain_seeds=retrain_seeds,
+            margin=None if margin is None else Margin.parse(margin),
         )
     write_report([out], out / "report.html")
     if as_json:
@@ -252,17 +275,29 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
     screen.print(comparison_table(title, lines))
     screen.print("unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain,")
     screen.print("with the work of clients and server, for unlearning and recovery together.")
-    screen.print("retrain again: Retrain with another seed; a gap marked ≈ is no larger than this Retrain-vs-Retrain")
-    screen.print("spread over the same targets, hence no difference.")
+    screen.print("retrain again: Retrain with another seed; its gaps are the Retrain-vs-Retrain spread.")
+    _print_verdicts(lines)
     if any(line.budgets for line in lines):
         screen.print(budget_table(lines))
-    _print_verdicts(lines)
+    _print_holdout_verdicts(lines)
     _print_paired(lines)
     _print_references(lines)
     for line in lines:
         for why in line.failures:
             screen.print(f"[bold]{escape(line.method)}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
     screen.print(f"Report: {out / 'report.html'}\nTable: {out / 'comparison.json'}", **PLAIN)
+
+
+def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
+    """What the marks of the gaps mean, and which sizes would tell what these do not."""
+    from fedquit.results.verdicts import legend, open_question
+
+    each = [line.verdicts for line in lines]
+    if any(each):
+        screen.print(f"Gaps: {legend(each)}.", **PLAIN)
+    why = open_question(each)
+    if why:
+        screen.print(f"{why[:1].upper()}{why[1:]} (--targets, --retrain-seeds).", **PLAIN)
 
 
 def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
@@ -350,7 +385,7 @@ def _at_budget(budget: Mapping[str, float] | None) -> str:
     return f"{'' if gap is None else f'{gap:.1f} '}({fixed(budget.get('test_acc'))})"
 
 
-def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
+def _print_holdout_verdicts(lines: Sequence[MethodSummary]) -> None:
     """How many requests have each verdict against the hold-out."""
     if any(line.sample_memory is not None for line in lines):
         screen.print(
@@ -466,5 +501,7 @@ def _with_gap(line: MethodSummary, key: str) -> str:
 
 
 def _mark(line: MethodSummary, gap: str) -> str:
-    """The sign of a gap that is no larger than the Retrain-vs-Retrain spread."""
-    return "≈" if gap in line.inside_floor else ""
+    """The mark of the verdict on a gap."""
+    from fedquit.results.verdicts import mark
+
+    return mark(line.verdicts, gap)

@@ -17,6 +17,7 @@ from fedquit.results.folders import ResultSet, RunResults
 from fedquit.results.requests import RequestRows, distinct
 from fedquit.results.schema import AVERAGED, SCHEMA, THRESHOLDS, Row, number
 from fedquit.results.summary import MethodGroup, MethodSummary, group_by_method, mean_spreads, summarise_phase
+from fedquit.results.verdicts import legend, mark, open_question
 from fedquit.results.words import DASH, fixed
 
 _HEADS = ("Method", "Requests", *SHOWN.values(), "Avg. gap", "Rounds", "Communication", "Computation")
@@ -69,7 +70,7 @@ def to_json(results: ResultSet) -> str:
     """Every row, one line for each method, and what comparisons say beyond them."""
     content = {
         "schema": SCHEMA,
-        "summary": [_with_budgets(group) for group in group_by_method(results.runs)],
+        "summary": [_with_budgets(group) for group in group_by_method(results.runs, results.comparisons)],
         "rows": flat_rows(results.runs),
         "comparisons": [_comparison(comparison) for comparison in results.comparisons],
     }
@@ -110,10 +111,10 @@ def summary_fields(summary: MethodSummary) -> dict[str, Any]:
         "tug_of_war_floor": summary.tug_of_war_spread,
         "tug_of_war_mia": summary.tug_of_war_mia,
         "tug_of_war_mia_floor": summary.tug_of_war_mia_spread,
-        "inside_floor": list(summary.inside_floor),
         "sample_memory": summary.sample_memory,
         "distribution_knowledge": summary.distribution_knowledge,
         "holdout_verdicts": dict(summary.holdout_verdicts),
+        "verdicts": {key: asdict(verdict) for key, verdict in summary.verdicts.items()},
     }
 
 
@@ -138,8 +139,8 @@ def to_md(results: ResultSet) -> str:
         return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
     rule = ["---", *["---:"] * (len(_HEADS) - 1)]
-    table = [list(_HEADS), rule, *_lines(results.runs, escaped)]
-    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", _NOTE, ""])
+    table = [list(_HEADS), rule, *_lines(results, escaped)]
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", _note(results), ""])
 
 
 def to_latex(results: ResultSet) -> str:
@@ -156,24 +157,33 @@ def to_latex(results: ResultSet) -> str:
 
     def row(cells: Sequence[str]) -> str:
         plain = [cell.replace("±", r"$\pm$").replace("−", "$-$").replace(DASH, "--") for cell in cells]
+        plain = [cell.replace("≠", r"$\neq$") for cell in plain]
         return f"  {' & '.join(plain)} " + r"\\"
 
-    start = [f"% {_NOTE}", r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(_HEADS) - 1)}}}"]
+    start = [f"% {_note(results)}", r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(_HEADS) - 1)}}}"]
     head = [r"  \toprule", row([escaped(text) for text in _HEADS]), r"  \midrule"]
-    body = [row(cells) for cells in _lines(results.runs, escaped)]
+    body = [row(cells) for cells in _lines(results, escaped)]
     return "\n".join([*start, *head, *body, r"  \bottomrule", r"\end{tabular}", ""])
 
 
 _NOTE = (
-    "After recovery, in percent, with the mean absolute gap to Retrain in points in brackets (± standard deviation; "
-    "* no larger than the Retrain-vs-Retrain spread: not a difference); communication and computation of clients and "
-    "server in percent of Retrain."
+    "After recovery, in percent, with the mean absolute gap to Retrain in points in brackets (± standard deviation); "
+    "communication and computation of clients and server in percent of Retrain."
 )
 
 
-def _lines(runs: Sequence[RunResults], escaped: Callable[[str], str]) -> list[list[str]]:
+def _note(results: ResultSet) -> str:
+    """How to read the table, and why some gaps cannot be judged."""
+    each = [group.verdicts for group in group_by_method(results.runs, results.comparisons)]
+    if not any(each):
+        return _NOTE
+    why = open_question(each)
+    return f"{_NOTE} Gaps: {legend(each)}." + (f" {why[:1].upper()}{why[1:]}." if why else "")
+
+
+def _lines(results: ResultSet, escaped: Callable[[str], str]) -> list[list[str]]:
     """The cells of Original, Retrain, Retrain with another seed, and each method."""
-    groups = group_by_method(runs)
+    groups = group_by_method(results.runs, results.comparisons)
     shared = distinct(request for group in groups for request in group.requests)
     lines = list(_shared_lines(shared)) if shared else []
     return [*lines, *(_line(group.summary, escaped) for group in groups)]
@@ -193,17 +203,13 @@ def _shared_lines(shared: Sequence[RequestRows]) -> Iterator[list[str]]:
 
 
 def _level(summary: MethodSummary, key: str) -> str:
-    """A measure, and in brackets its gap to Retrain with deviation and star."""
+    """A measure, and in brackets the mark of its verdict and its gap to Retrain with the deviation."""
     level = fixed(summary.means.get(key))
     if key not in summary.gaps:
         return level
     methods_own = summary.phase == "recovered"  # Original's gaps come without a deviation
     deviation = f" ± {fixed(summary.deviations[key])}" if methods_own and key in summary.deviations else ""
-    return f"{level} ({fixed(summary.gaps[key])}{deviation}{_star(summary, key)})"
-
-
-def _star(summary: MethodSummary, key: str) -> str:
-    return "*" if key in summary.inside_floor else ""
+    return f"{level} ({mark(summary.verdicts, key)}{fixed(summary.gaps[key])}{deviation})"
 
 
 def _line(summary: MethodSummary, escaped: Callable[[str], str]) -> list[str]:
@@ -212,6 +218,6 @@ def _line(summary: MethodSummary, escaped: Callable[[str], str]) -> list[str]:
         escaped(summary.method),
         str(summary.runs),
         *(_level(summary, key) for key in SHOWN),
-        fixed(summary.avg_gap) + _star(summary, "avg_gap"),
+        mark(summary.verdicts, "avg_gap") + fixed(summary.avg_gap),
         *map(fixed, shares),
     ]

@@ -34,7 +34,7 @@ def page(results: ResultSet) -> str:
     requests = [(run, request) for run in runs for request in run.requests]
     names = _names(runs)
     folders = {run.folder for run in runs}
-    groups = group_by_method(runs)
+    groups = group_by_method(runs, results.comparisons)
     if len(requests) <= FEW:
         short = [(_label(names[run], run, request, len(requests)), sentences(request)) for run, request in requests]
     else:

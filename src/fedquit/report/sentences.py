@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from fedquit.results import quantities
 from fedquit.results.averages import mean
-from fedquit.results.gaps import within_spread
 from fedquit.results.requests import MANY_CLIENTS, RequestRows
 from fedquit.results.summary import MethodGroup, MethodSummary
 from fedquit.results.words import NBSP, count, duration, fixed, percent, share, signed
@@ -79,11 +78,9 @@ def _evidence(request: RequestRows) -> str:
         interval = f", 95{NBSP}% interval {low:.3f} to {high:.3f}" if low is not None and high is not None else ""
         reason = f": {row['holdout_reason']}" if isinstance(row.get("holdout_reason"), str) else ""
         parts.append(f"{verdict} (AUC {auc:.3f}{interval}){reason}")
-    gap = quantities.request_gap(request, "recovered")
-    spread = quantities.request_spread(request, "forget_acc")
-    if gap is not None and spread is not None:
-        judged = "is not a difference" if within_spread(abs(gap), spread) else "is more than chance explains"
-        parts.append(f"two Retrains differ by {spread:.1f} points, so that the gap {judged}")
+    spread = request.spread.get("forget_acc")
+    if spread is not None and quantities.request_gap(request, "recovered") is not None:
+        parts.append(f"two Retrains differ by {spread:.1f} points, and one request cannot tell a gap from chance")
     return ", and ".join(parts) if parts else _UNKNOWN
 
 
@@ -152,10 +149,12 @@ def _evidence_over(group: MethodGroup, by: str) -> str:
     gap = _gap(summary, by)
     spread = summary.spread.get(by)
     parts = []
-    if spread is not None:
-        judged = "which is not a difference" if by in summary.inside_floor else "which is more than chance explains"
-        parts.append(f"the {_NAMES[by]} is {fixed(gap)} points where two Retrains differ by {fixed(spread)}, {judged}")
+    verdict = summary.verdicts.get(by)
+    if verdict is not None or spread is not None:
+        beside = "" if spread is None else f" where two Retrains differ by {fixed(spread)}"
+        judged = "whether that is chance was not tested" if verdict is None else verdict.reason
+        parts.append(f"the {_NAMES[by]} is {fixed(gap)} points{beside}: {judged}")
     if summary.holdout_verdicts:
-        verdicts = ", ".join(f"{number:g} × {verdict}" for verdict, number in summary.holdout_verdicts.items())
-        parts.append(f"the verdicts against data of the same clients that never trained are {verdicts}")
+        counts = ", ".join(f"{number:g} × {word}" for word, number in summary.holdout_verdicts.items())
+        parts.append(f"the verdicts against data of the same clients that never trained are {counts}")
     return ", and ".join(parts) if parts else f"the {_NAMES[by]} is {fixed(gap)} points; {_UNKNOWN}"

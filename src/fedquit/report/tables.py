@@ -14,17 +14,15 @@ from fedquit.results import quantities
 from fedquit.results.averages import mean
 from fedquit.results.canaries import canary_audits
 from fedquit.results.comparison import Comparison
-from fedquit.results.gaps import within_spread
 from fedquit.results.quantities import OUT_OF_REACH, PairedDifference
 from fedquit.results.requests import RequestRows, distinct
 from fedquit.results.schema import COSTS, GAPS, MEASURES, PHASES, THRESHOLDS, labels
 from fedquit.results.summary import MethodGroup, MethodSummary, summarise, summarise_phase
-from fedquit.results.tug_of_war import no_farther
+from fedquit.results.verdicts import legend, mark, open_question
 from fedquit.results.words import DASH, NBSP, count, fixed, holdout_verdict, scaled, share, signed
 
 SHOWN = labels("test_acc", *GAPS)  # the columns of the table of gaps
 _COSTS_SHOWN = ("bytes", "flops", "server_storage_bytes", "client_storage_bytes", "seconds")
-_NO_DIFFERENCE = ": no difference"
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Cell:
 
     text: str
     notes: tuple[str, ...] = ()
-    plain: bool = False  # printed in grey: not a difference
+    plain: bool = False  # printed in grey: no difference is shown
 
 
 @dataclass(frozen=True)
@@ -82,19 +80,24 @@ def gaps(groups: Sequence[MethodGroup]) -> Table | None:
         average = _gap_cell(summary, "avg_gap", summary.avg_gap)
         lines.append(Line(group.label, [Cell(str(summary.runs)), *_gap_cells(summary, shown), average]))
     spread_known = any(key in group.summary.spread for group in groups for key in shown)
-    judged = (
-        "The spread is how far two Retrains with different seeds lie apart: a gap no larger is not a difference."
-        if spread_known
-        else "How far two Retrains lie apart was not measured, so that small gaps may be chance."
-    )
+    spread = "The spread is how far two Retrains with different seeds lie apart. " if spread_known else ""
     return Table(
         "Gaps to Retrain",
         "After recovery, in points; below, the measure itself in percent",
         ["Method", "Requests", *shown.values(), "Avg. gap"],
         lines,
         "Gap: mean absolute difference to the Retrain of the same request, ± its standard deviation over requests; "
-        f"Avg. gap: the mean of the last four. {judged}",
+        f"Avg. gap: the mean of the last four. {spread}{_judged(groups)}",
     )
+
+
+def _judged(groups: Sequence[MethodGroup]) -> str:
+    """How to read the verdicts, and which sizes would tell what these do not."""
+    each = [group.verdicts for group in groups]
+    if not any(each):
+        return "Whether a gap is more than chance was not tested."
+    why = open_question(each)
+    return f"Gaps: {legend(each)}." + (f" {why[:1].upper()}{why[1:]}." if why else "")
 
 
 def thresholds(groups: Sequence[MethodGroup]) -> Table | None:
@@ -129,12 +132,12 @@ def _gap_cells(summary: MethodSummary, keys: Iterable[str]) -> list[Cell]:
 def _gap_cell(summary: MethodSummary, key: str, gap: float | None, level: str = "") -> Cell:
     deviation = summary.deviations.get(key)
     spread = summary.spread.get(key)
-    within = key in summary.inside_floor
-    text = fixed(gap) if deviation is None else f"{fixed(gap)} ± {fixed(deviation)}"
+    sign = mark(summary.verdicts, key)
+    text = f"{sign}{fixed(gap)}" if deviation is None else f"{sign}{fixed(gap)} ± {fixed(deviation)}"
     notes = [level] if level else []
     if spread is not None:
-        notes.append(f"spread {fixed(spread)}{_NO_DIFFERENCE if within else ''}")
-    return Cell(text, tuple(notes), within)
+        notes.append(f"spread {fixed(spread)}")
+    return Cell(text, tuple(notes), key in summary.verdicts and sign != "≠")
 
 
 def costs(groups: Sequence[MethodGroup]) -> Table | None:
@@ -184,8 +187,7 @@ def budgets(groups: Sequence[MethodGroup]) -> Table | None:
         ["Method", "Spent", *SHOWN.values(), "Avg. gap"],
         lines,
         "After the last round of recovery that the share pays for; unlearning counts, and a share that it alone "
-        "exceeds is out of reach. Recovery goes on past Retrain’s accuracy here, to show what comes back with it. "
-        "≈: no larger than the Retrain-vs-Retrain spread, not a difference.",
+        "exceeds is out of reach. Recovery goes on past Retrain’s accuracy here, to show what comes back with it.",
     )
 
 
@@ -202,15 +204,9 @@ def _at_budget(ended: Sequence[RequestRows]) -> list[Cell]:
         notes.append(f"{len(within)} of {len(ended)} requests")
     return [
         Cell(spent, tuple(notes)),
-        *(_marked(summary, key, summary.gaps.get(key), (fixed(summary.means.get(key)),)) for key in SHOWN),
-        _marked(summary, "avg_gap", summary.avg_gap),
+        *(Cell(fixed(summary.gaps.get(key)), (fixed(summary.means.get(key)),)) for key in SHOWN),
+        Cell(fixed(summary.avg_gap)),
     ]
-
-
-def _marked(summary: MethodSummary, key: str, gap: float | None, notes: tuple[str, ...] = ()) -> Cell:
-    """Shorter than `_gap_cell`, for many columns."""
-    within = key in summary.inside_floor
-    return Cell(f"{'≈' if within else ''}{fixed(gap)}", notes, within)
 
 
 _EXPOSURE = {
@@ -301,18 +297,14 @@ def by_client(groups: Sequence[MethodGroup]) -> Table | None:
         "Recovered forget accuracy less Retrain’s, in points",
         ["Forgotten", "Retrain (%)", *(group.label for group in groups)],
         lines,
-        "Means over seeds. Above zero something may be left, below zero the data is treated worse than unseen data. No "
-        "difference: no larger than between two Retrains, of this client or of all on average, whichever differ more.",
+        "Means over seeds. Above zero something may be left, below zero the data is treated worse than unseen data. "
+        "The gap of a single client is not judged: the verdicts are over all targets.",
     )
 
 
 def _client_cell(requests: Sequence[RequestRows]) -> Cell:
-    """The mean with its sign; seeds that lie on either side of Retrain do not make up for each other."""
-    gap = mean(quantities.request_gap(request, "recovered") for request in requests)
-    sizes = quantities.absolute_gap(requests, "forget_acc")
-    spread = mean(quantities.request_spread(request, "forget_acc") for request in requests)
-    within = within_spread(sizes.mean if sizes else None, spread)
-    return Cell(signed(gap), ("no difference",) if within else (), within)
+    """The mean with its sign."""
+    return Cell(signed(mean(quantities.request_gap(request, "recovered") for request in requests)))
 
 
 def _heading(request: RequestRows) -> str:
@@ -359,18 +351,16 @@ def _filled(columns: Mapping[str, Sequence[Cell]]) -> dict[str, Sequence[Cell]]:
 def _tug_cell(value: float | None, spread: float | None) -> Cell:
     if value is None or spread is None:
         return Cell(fixed(value, 3))
-    within = no_farther(value, spread)
-    return Cell(fixed(value, 3), (f"spread {fixed(spread, 3)}{_NO_DIFFERENCE if within else ''}",), within)
+    return Cell(fixed(value, 3), (f"spread {fixed(spread, 3)}",))
 
 
 def _divergence(group: MethodGroup) -> Cell:
     summary = group.summary
     value = summary.gaps.get("forget_js")
     spread = summary.spread.get("forget_js")
-    within = "forget_js" in summary.inside_floor
     if value is None or spread is None:
         return Cell(fixed(value, 3))
-    return Cell(fixed(value, 3), (f"spread {fixed(spread, 3)}{_NO_DIFFERENCE if within else ''}",), within)
+    return Cell(fixed(value, 3), (f"spread {fixed(spread, 3)}",))
 
 
 def _relearning(group: MethodGroup) -> Cell:

@@ -8,18 +8,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedquit.inference.gaps import Margin
 from fedquit.results import quantities
 from fedquit.results.averages import mean
 from fedquit.results.references import judged_together
 from fedquit.results.requests import RequestRows, Spreads, distinct, spread_sizes
 from fedquit.results.schema import AGAIN, COMPARED, DISTANCE, SCHEMA, Row
 from fedquit.results.summary import MethodSummary, mean_gaps, mean_levels, summarise, summarise_phase
+from fedquit.results.verdicts import RETRAIN_SEED, judged, retrain_table
 from fedquit.utils.names import each_named
 
 Target = int | tuple[int, ...]  # the clients that leave in a run: one, or several together
 Place = tuple[Target, int]  # a target and a seed
 Key = tuple[str, Target, int]  # a method, a target and a seed
-RetrainAgain = Mapping[Place, Row]  # the rows of Retrain with another seed
+RetrainAgain = Mapping[Place, Row]  # the row of Retrain with another seed
+Retrains = Mapping[Target, Sequence[Row]]  # the rows of all Retrains with other seeds, each with its `retrain_seed`
 
 
 def members(target: Target) -> tuple[int, ...]:
@@ -89,6 +92,8 @@ class Comparison:
         failed: For each run that did not come through, `method`, `target`, `seed` and `why`.
         runs: The folders of its runs below its own; None in older comparisons, which did not name them.
         spreads: The Retrain-vs-Retrain spread of each target and seed, by "seed-0/client-2".
+        margin: Of the equivalence: points as "2", standard deviations of Retrain as "2s"; "" where none was fixed.
+        retrains: Of each Retrain that the verdicts rest on, its clients, its seed and its measures.
         recipe: Of all runs, but for method, request and seed.
         code: The version of the code that made it.
         extra: Fields that this version does not know.
@@ -100,6 +105,8 @@ class Comparison:
     failed: Sequence[Mapping[str, Any]] = ()
     runs: Sequence[str] | None = None
     spreads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    margin: str = ""
+    retrains: Sequence[Mapping[str, Any]] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
     code: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -115,6 +122,8 @@ class Comparison:
             "first": self.first or None,
             "failed": list(self.failed),
             "floors": self.spreads,
+            "margin": self.margin or None,
+            "retrains": list(self.retrains),
         }
         return fields if self.runs is None else {**fields, "runs": list(self.runs)}
 
@@ -130,7 +139,7 @@ class Comparison:
         spreads = stored.get("floors")
         recipe = stored.get("recipe")
         code = stored.get("code")
-        fields = ("schema", "recipe", "code", "table", "first", "failed", "runs", "floors")
+        fields = ("schema", "recipe", "code", "table", "first", "failed", "runs", "floors", "margin", "retrains")
         return Comparison(
             folder=folder,
             table=[MethodSummary.read(line) for line in _objects(stored.get("table"))],
@@ -138,6 +147,8 @@ class Comparison:
             failed=_objects(stored.get("failed")),
             runs=[run for run in runs if isinstance(run, str)] if isinstance(runs, list) else None,
             spreads={key: spread_sizes(sizes) for key, sizes in spreads.items()} if isinstance(spreads, dict) else {},
+            margin=str(stored.get("margin") or ""),
+            retrains=_objects(stored.get("retrains")),
             recipe=recipe if isinstance(recipe, dict) else {},
             code=code if isinstance(code, dict) else {},
             extra={key: value for key, value in stored.items() if key not in fields},
@@ -178,7 +189,11 @@ def _failure(stored: Mapping[str, Any]) -> Failure:
 
 
 def compare_outcomes(
-    outcomes: Sequence[Outcome], methods: Sequence[str], retrain_again: RetrainAgain
+    outcomes: Sequence[Outcome],
+    methods: Sequence[str],
+    retrain_again: RetrainAgain,
+    retrains: Retrains | None = None,
+    margin: Margin | None = None,
 ) -> list[MethodSummary]:
     """The lines of the table: Original, Retrain, Retrain with another seed, and each method.
 
@@ -186,8 +201,12 @@ def compare_outcomes(
         outcomes: Of all runs.
         methods: In the order of the table; the others are paired with the first one that came through.
         retrain_again: By target and seed, the row of Retrain with another seed.
+        retrains: By target, the rows of all Retrains with other seeds; else those of `retrain_again`.
+        margin: Of the equivalence with Retrain; None where none was fixed.
     """
-    by_method = requests_of(outcomes, retrain_again)
+    by_seed = retrains_by_seed(retrain_again, retrains)
+    by_method = requests_of(outcomes, retrain_again, retrains)
+    verdicts = judged(_recovered_rows(outcomes), by_seed, margin)
     shared = distinct(request for requests in by_method.values() for request in requests)
     table = []
     if shared:
@@ -197,33 +216,62 @@ def compare_outcomes(
         ]
     twice = [request for request in shared if request.row(AGAIN)]
     if twice:
-        table.append(_line_of_retrain_again(twice))
+        table.append(_line_of_retrain_again(twice, retrains))
     first = next((by_method[method] for method in methods if by_method.get(method)), None)
     for method in methods:
         mine = [outcome for outcome in outcomes if outcome.method == method]
         requests = by_method.get(method, [])
-        table.append(
-            summarise(
-                method,
-                requests,
-                failures=sorted({outcome.failure for outcome in mine if outcome.failure}),
-                evidence=[outcome.evidence for outcome in mine if outcome.evidence and not outcome.failure],
-                first=None if requests is first else first,
-            )
+        line = summarise(
+            method,
+            requests,
+            failures=sorted({outcome.failure for outcome in mine if outcome.failure}),
+            evidence=[outcome.evidence for outcome in mine if outcome.evidence and not outcome.failure],
+            first=None if requests is first else first,
         )
-    judged = judged_together([line.references for line in table])
-    return [replace(line, references=references) for line, references in zip(table, judged, strict=True)]
+        table.append(replace(line, verdicts=verdicts.get(method, {})))
+    together = judged_together([line.references for line in table])
+    return [replace(line, references=references) for line, references in zip(table, together, strict=True)]
 
 
-def requests_of(outcomes: Sequence[Outcome], retrain_again: RetrainAgain) -> dict[str, list[RequestRows]]:
-    """The requests of each method that came through, with the spread between both Retrains of each.
+def retrains_by_seed(retrain_again: RetrainAgain, retrains: Retrains | None) -> dict[Target, dict[int, Row]]:
+    """By target and by the seed of the Retrain, the row of each Retrain with a seed of its own.
+
+    Args:
+        retrain_again: By target and seed of the run; older rows do not name the Retrain's own seed, and keep the run's.
+        retrains: By target; in place of `retrain_again` where there are several for a run.
+    """
+    by_seed: dict[Target, dict[int, Row]] = {}
+    if retrains is not None:
+        for target, rows in retrains.items():
+            by_seed[target] = {int(row.get(RETRAIN_SEED, i)): row for i, row in enumerate(rows)}
+        return by_seed
+    for (target, seed), row in retrain_again.items():
+        by_seed.setdefault(target, {})[int(row.get(RETRAIN_SEED, seed))] = row
+    return by_seed
+
+
+def _recovered_rows(outcomes: Sequence[Outcome]) -> dict[str, dict[Target, dict[int, Row]]]:
+    """By method, target and seed, the row after recovery of each run that came through."""
+    rows: dict[str, dict[Target, dict[int, Row]]] = {}
+    for outcome in outcomes:
+        recovered = next((row for row in outcome.rows if row["phase"] == "recovered"), None)
+        if recovered is not None and not outcome.failure:
+            rows.setdefault(outcome.method, {}).setdefault(outcome.target, {})[outcome.seed] = recovered
+    return rows
+
+
+def requests_of(
+    outcomes: Sequence[Outcome], retrain_again: RetrainAgain, retrains: Retrains | None = None
+) -> dict[str, list[RequestRows]]:
+    """The requests of each method that came through, with the spread between the Retrains of each.
 
     Args:
         outcomes: Of all runs.
         retrain_again: By target and seed, the row of Retrain with another seed.
+        retrains: By target, the rows of all Retrains with other seeds.
     """
     done = [outcome for outcome in outcomes if not outcome.failure]
-    own = {outcome.place: sizes for outcome, sizes in _spreads_of(done, retrain_again)}
+    own = {outcome.place: sizes for outcome, sizes in _spreads_of(done, retrain_again, retrains)}
     keys = (*COMPARED, DISTANCE)
     means = {key: mean(sizes.get(key) for sizes in own.values()) for key in keys}
     overall = {key: size for key, size in means.items() if size is not None}
@@ -238,15 +286,23 @@ def requests_of(outcomes: Sequence[Outcome], retrain_again: RetrainAgain) -> dic
     return by_method
 
 
-def _spreads_of(done: Iterable[Outcome], retrain_again: RetrainAgain) -> Iterator[tuple[Outcome, Mapping[str, float]]]:
-    """For each outcome that has both Retrains, how far they lie apart."""
+def _spreads_of(
+    done: Iterable[Outcome], retrain_again: RetrainAgain, retrains: Retrains | None
+) -> Iterator[tuple[Outcome, Mapping[str, float]]]:
+    """For each outcome that has Retrains with other seeds, how far its Retrain lies from them on average."""
     for outcome in done:
-        if outcome.place in retrain_again:
-            yield outcome, quantities.spread_between(retrain_again[outcome.place], outcome.at("retrained"))
+        first = [retrain_again[outcome.place]] if outcome.place in retrain_again else []
+        others = first if retrains is None else retrains.get(outcome.target, ())
+        each = [quantities.spread_between(row, outcome.at("retrained")) for row in others]
+        if each:
+            means = {key: mean(sizes.get(key) for sizes in each) for key in (*COMPARED, DISTANCE)}
+            yield outcome, {key: size for key, size in means.items() if size is not None}
 
 
-def _line_of_retrain_again(requests: Sequence[RequestRows]) -> MethodSummary:
-    """Retrain with another seed: its gaps to Retrain are the Retrain-vs-Retrain spread."""
+def _line_of_retrain_again(requests: Sequence[RequestRows], retrains: Retrains | None) -> MethodSummary:
+    """Retrain with other seeds: its gaps to Retrain are the Retrain-vs-Retrain spread."""
+    if retrains is not None:
+        requests = [again for request in requests for again in _with_each_retrain(request, retrains)]
     sizes, deviations = mean_gaps(requests, AGAIN)
     line = MethodSummary("retrain again", "floor", runs=len(requests))
     return replace(
@@ -258,6 +314,15 @@ def _line_of_retrain_again(requests: Sequence[RequestRows]) -> MethodSummary:
     )
 
 
+def _with_each_retrain(request: RequestRows, retrains: Retrains) -> Iterator[RequestRows]:
+    """The same request beside each Retrain of its target, in place of the first one alone."""
+    own = [row for row in request.rows if row["phase"] != AGAIN]
+    clients = request.clients
+    target = clients[0] if len(clients) == 1 else clients
+    for row in retrains.get(target, ()):
+        yield replace(request, rows=[*own, {**request.row(AGAIN), **row, "phase": AGAIN}])
+
+
 def build_comparison(
     recipe: Mapping[str, Any],
     code: Mapping[str, Any],
@@ -265,6 +330,9 @@ def build_comparison(
     outcomes: Sequence[Outcome],
     retrain_again: RetrainAgain,
     out: Path,
+    *,
+    retrains: Retrains | None = None,
+    margin: Margin | None = None,
 ) -> Comparison:
     """The comparison over all outcomes.
 
@@ -275,11 +343,15 @@ def build_comparison(
         outcomes: Of all runs, those that failed as well.
         retrain_again: By target and seed, the row of Retrain with another seed.
         out: The folder of the comparison, above those of the runs.
+        retrains: By target, the rows of all Retrains with other seeds; else those of `retrain_again`.
+        margin: Of the equivalence with Retrain; None where none was fixed.
     """
-    table = compare_outcomes(outcomes, methods, retrain_again)
+    table = compare_outcomes(outcomes, methods, retrain_again, retrains, margin)
+    by_seed = retrains_by_seed(retrain_again, retrains)
     done = [outcome for outcome in outcomes if not outcome.failure]
     spreads = {
-        outcome.folder.parent.relative_to(out).as_posix(): sizes for outcome, sizes in _spreads_of(done, retrain_again)
+        outcome.folder.parent.relative_to(out).as_posix(): sizes
+        for outcome, sizes in _spreads_of(done, retrain_again, retrains)
     }
     failed = [outcome for outcome in outcomes if outcome.failure]
     return Comparison(
@@ -289,6 +361,8 @@ def build_comparison(
         failed=[{"method": o.method, "target": o.target, "seed": o.seed, "why": o.failure} for o in failed],
         runs=[outcome.folder.relative_to(out).as_posix() for outcome in done],
         spreads=spreads,
+        margin=str(margin or ""),
+        retrains=retrain_table(by_seed, {target: members(target) for target in by_seed}),
         recipe=recipe,
         code=code,
     )

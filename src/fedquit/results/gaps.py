@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gaps to Retrain, as the FedQUIT paper reports them, and the rules that call a gap a difference.
+"""Gaps to Retrain, as the FedQUIT paper reports them, and the rule that tells two methods apart.
 
 For each target the gap is |number of the method - number of Retrain of the same target|, in points; over the targets
 its mean and its standard deviation (ddof = 1). Avg. gap is the mean of four mean gaps: retain and forget accuracy, MIA
 Song and MIA Yeom.
 
-Two Retrains with different seeds differ too. Their gap is the Retrain-vs-Retrain spread: a method whose gap is no
-larger cannot be told from Retrain. Two methods are compared target by target.
+Two Retrains with different seeds differ too; their gap is the Retrain-vs-Retrain spread. Whether a gap is a difference
+is judged by the tests of `fedquit.inference.gaps`. Two methods are compared target by target.
 """
 
 from __future__ import annotations
@@ -79,19 +79,6 @@ def avg_gap(*, retain: float, forget: float, song: float, yeom: float) -> float:
         yeom: In Yeom's attack.
     """
     return (retain + forget + song + yeom) / 4
-
-
-def within_spread(gap: float | None, spread: float | None) -> bool:
-    """The rule for "no difference": the gap is no larger than that of two Retrains with different seeds.
-
-    Args:
-        gap: The size of the gap, without its sign.
-        spread: The Retrain-vs-Retrain spread of the same measure.
-
-    Returns:
-        False where one of the two was not measured.
-    """
-    return gap is not None and spread is not None and gap <= spread
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@
 | Avg. gap | `average_gap` |
 | memory of the forgotten samples: forget less hold-out accuracy, against Retrain's | `sample_memory` |
 | knowledge of the client's distribution: hold-out accuracy, against Retrain's | `distribution_knowledge` |
-| Retrain-vs-Retrain spread | `spread`, of one request alone `request_spread` |
+| Retrain-vs-Retrain spread | `spread` |
 | cost of a phase, with the server's part | `cost` |
 | cost of unlearning and recovery together | `total_cost` |
 | cost as a share of Retrain's, and how many times cheaper | `cost_share`, `times_cheaper` |
@@ -137,19 +137,6 @@ def spread(requests: Iterable[RequestRows], key: str) -> float | None:
     if key != "avg_gap" or stored is not None:
         return stored
     return average_gap({measure: spread(requests, measure) for measure in AVERAGED.values()})
-
-
-def request_spread(request: RequestRows, key: str) -> float | None:
-    """The spread that the gap of a single request must exceed to be a difference.
-
-    Two Retrains of one request may lie close by chance: it is the larger of its own and of the mean over all requests.
-
-    Args:
-        request: With the spreads of its comparison.
-        key: Which measure.
-    """
-    candidates = (request.spread.get(key), request.spreads.overall.get(key))
-    return max((size for size in candidates if size is not None), default=None)
 
 
 def spread_between(again: Row, retrained: Row) -> dict[str, float]:

@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from fedquit.inference.gaps import GapVerdict
 from fedquit.results import quantities
 from fedquit.results.averages import mean
-from fedquit.results.gaps import within_spread
 from fedquit.results.quantities import PairedDifference
 from fedquit.results.references import mean_evidence
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import COMPARED, DISTANCE, number, numbers_in
+from fedquit.results.verdicts import read_verdicts
 from fedquit.results.words import holdout_verdict
 
 if TYPE_CHECKING:
+    from fedquit.results.comparison import Comparison
     from fedquit.results.folders import RunResults
 
 _ASIDE = ("title", "seed", "request", "engine", "method.name")  # settings in which runs of one method may differ
@@ -52,7 +54,6 @@ class MethodSummary:
         tug_of_war: The mean over the requests.
         tug_of_war_mia: With Yeom's attack in place of the forget accuracy.
         references: What needs many models: means, and on forget, retain and test data the test's verdict.
-        inside_floor: The gaps that are no larger than the Retrain-vs-Retrain spread.
         budgets: By share of Retrain's bytes: how many runs it pays for, what they spent, their means and gaps.
         against_first: Its gaps less those of the first method, target by target.
         epochs: Of clients and server.
@@ -66,6 +67,7 @@ class MethodSummary:
         distribution_knowledge: Mean over the requests, in points.
         holdout_verdicts: How many requests have each verdict against the hold-out, after recovery.
         seconds: Of unlearning and recovery; not stored in `comparison.json`.
+        verdicts: By measure, and for `avg_gap`: whether the gap to Retrain is a difference; a comparison sets them.
         extra: Fields that this version does not know.
     """
 
@@ -88,7 +90,6 @@ class MethodSummary:
     tug_of_war: float | None = None
     tug_of_war_mia: float | None = None
     references: Mapping[str, Any] = field(default_factory=dict)
-    inside_floor: tuple[str, ...] = ()
     budgets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     against_first: Mapping[str, PairedDifference] = field(default_factory=dict)
     epochs: float | None = None
@@ -102,6 +103,7 @@ class MethodSummary:
     distribution_knowledge: float | None = None
     holdout_verdicts: Mapping[str, float] = field(default_factory=dict)
     seconds: float | None = None
+    verdicts: Mapping[str, GapVerdict] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,9 +139,9 @@ def _pairs(stored: object) -> dict[str, PairedDifference]:
 _READERS: Mapping[str, Any] = {
     "runs": lambda stored: int(number(stored) or 0),
     "failures": _strings,
-    "inside_floor": _strings,
     "against_first": _pairs,
     "references": partial(numbers_in, words=True),
+    "verdicts": read_verdicts,
     **dict.fromkeys(("means", "gaps", "deviations", "unlearned", "spread", "budgets"), numbers_in),
     "holdout_verdicts": numbers_in,
 }
@@ -169,8 +171,6 @@ def summarise(
         return MethodSummary(method, "recovered", failures=tuple(failures))
     sizes, deviations = mean_gaps(requests, "recovered")
     average = quantities.average_gap(sizes)
-    spreads = mean_spreads(requests)
-    judged = sizes if average is None else {**sizes, "avg_gap": average}
     return MethodSummary(
         method=method,
         phase="recovered",
@@ -200,8 +200,7 @@ def summarise(
         tug_of_war_mia=quantities.tug_of_war(requests, "mia_yeom"),
         tug_of_war_spread=quantities.spread_tug_of_war(requests),
         tug_of_war_mia_spread=quantities.spread_tug_of_war(requests, "mia_yeom"),
-        spread=spreads,
-        inside_floor=tuple(key for key, size in judged.items() if within_spread(size, spreads.get(key))),
+        spread=mean_spreads(requests),
         budgets=budget_summaries(requests),
         references=mean_evidence(evidence),
         against_first=differences(requests, first) if first else {},
@@ -314,19 +313,25 @@ def differences(requests: Sequence[RequestRows], first: Sequence[RequestRows]) -
 
 @dataclass(frozen=True)
 class MethodGroup:
-    """All requests that one method served under the same settings."""
+    """All requests that one method served under the same settings, and what their comparison says of them."""
 
     label: str
     requests: Sequence[RequestRows]
+    verdicts: Mapping[str, GapVerdict] = field(default_factory=dict)
 
     @cached_property
     def summary(self) -> MethodSummary:
         """The line of this method."""
-        return summarise(self.label, self.requests)
+        return dataclasses.replace(summarise(self.label, self.requests), verdicts=self.verdicts)
 
 
-def group_by_method(runs: Iterable[RunResults]) -> list[MethodGroup]:
-    """The requests of all runs by method; settings in which the runs of a method differ become part of its name."""
+def group_by_method(runs: Iterable[RunResults], comparisons: Sequence[Comparison] = ()) -> list[MethodGroup]:
+    """The requests of all runs by method; settings in which the runs of a method differ become part of its name.
+
+    Args:
+        runs: Of any methods.
+        comparisons: Those that the runs lie in; the verdicts of a single one hold for groups with all its runs.
+    """
     by_method: dict[str, list[tuple[dict[str, str], RequestRows]]] = {}
     for run in runs:
         settings = _flat(run.recipe)
@@ -340,7 +345,15 @@ def group_by_method(runs: Iterable[RunResults]) -> list[MethodGroup]:
         for settings, request in requests:
             own = [f"{key.split('.')[-1]}={settings.get(key, 'default')}" for key in varied]
             groups.setdefault(", ".join([method, *own]), []).append(request)
-    return [MethodGroup(label, requests) for label, requests in groups.items()]
+    return [
+        MethodGroup(label, requests, _verdicts_of(label, len(requests), comparisons))
+        for label, requests in groups.items()
+    ]
+
+
+def _verdicts_of(label: str, requests: int, comparisons: Sequence[Comparison]) -> Mapping[str, GapVerdict]:
+    line = comparisons[0].methods.get(label) if len(comparisons) == 1 else None
+    return line.verdicts if line and line.runs == requests else {}
 
 
 def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

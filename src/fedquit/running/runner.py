@@ -44,7 +44,7 @@ from fedquit.utils.version import code_version
 
 log = logging.getLogger(__name__)
 EVENTS_SCHEMA = 2  # raise it whenever what a second event finds would be another thing
-SPREAD_SEED_OFFSET = 1_000_003  # added to a seed for the second Retrain
+SPREAD_SEED_OFFSET = 1_000_003  # between the seed of a run and those of its other Retrains
 
 
 def run(
@@ -81,15 +81,35 @@ def say_engine(setup: Setup) -> None:
     log.info("engine: %s on %s, %s (%s)", setup.chosen.name, setup.device, setup.precision, setup.chosen.why)
 
 
-def retrain_again(recipe: Recipe, cache: Path, *, reporter: Reporter | None = None) -> Row:
-    """Retrain for the recipe's first request with another seed: how far two Retrains lie apart is their spread."""
-    other = dataclasses.replace(recipe, seed=recipe.seed + SPREAD_SEED_OFFSET)
+def retrain_seed(seed: int, number: int = 0) -> int:
+    """The seed of one of the Retrains that are compared with the Retrain of a run, none of which shares its seed.
+
+    Args:
+        seed: Of the run.
+        number: Of the Retrain, from 0.
+    """
+    return seed + (number + 1) * SPREAD_SEED_OFFSET
+
+
+def retrain_again(recipe: Recipe, cache: Path, *, number: int = 0, reporter: Reporter | None = None) -> Row:
+    """Retrain for the recipe's first request with another seed: how far two Retrains lie apart is their spread.
+
+    Args:
+        recipe: Of the run.
+        cache: Of trainings.
+        number: Of the Retrain, from 0: each has a seed of its own.
+        reporter: Reports the progress.
+
+    Returns:
+        Its row, with its own seed as `retrain_seed`.
+    """
+    other = dataclasses.replace(recipe, seed=retrain_seed(recipe.seed, number))
     again = retrained(other, cache, reporter or Silent(), "Retrain with another seed, for the spread")
     reference = retrained(recipe, cache, Silent())
     evaluation = evaluation_of(build_setup(recipe))
     row = RowMaker(evaluation, recipe, 0, _request(recipe.request[0]))
     distance = evaluation.distance(again.state.params, reference.state.params)
-    return row("retrain", "retrained again", again) | distance
+    return row("retrain", "retrained again", again) | distance | {"retrain_seed": other.seed}
 
 
 def retrained(recipe: Recipe, cache: Path, reporter: Reporter, title: str = "Retrain: from scratch") -> Progress:

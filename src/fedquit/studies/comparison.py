@@ -16,9 +16,11 @@ from typing import Any, Protocol
 import torch
 
 from fedquit.errors import FedquitError, InputError, StoreError
+from fedquit.inference.gaps import Margin
 from fedquit.methods import METHODS
-from fedquit.results.comparison import Key, Outcome, Target, build_comparison, members, named
+from fedquit.results.comparison import Key, Outcome, Place, Target, build_comparison, members, named
 from fedquit.results.folders import COMPARISON, refuse_overwriting, write_comparison
+from fedquit.results.schema import Row
 from fedquit.results.summary import MethodSummary
 from fedquit.running.recipe import EventRecipe, Recipe, build
 from fedquit.running.runner import require_servable, retrain_again, retrained, run, say_engine
@@ -90,6 +92,8 @@ def compare(
     cache: Path | None = None,
     references: int = 0,
     jobs: int = 1,
+    retrain_seeds: int = 1,
+    margin: Margin | None = None,
 ) -> tuple[list[MethodSummary], list[Outcome]]:
     """Run everything, or go on with it, and write `comparison.json`.
 
@@ -97,17 +101,20 @@ def compare(
         recipe: With one request to forget; its own method keeps its settings, the others have their defaults.
         methods: By name, in the order of the table.
         targets: The clients that leave in turn; None for every client.
-        seeds: How many, from the recipe's on.
+        seeds: How many for each target, from the recipe's on.
         out: The folder of the comparison.
         overview: Reports the progress.
         cache: Of trainings; else a folder below `out`.
         references: Other seeds with which each erasure is repeated, for what needs many models.
         jobs: Processes that share the work; 0 takes as many as `fitting_jobs` says.
+        retrain_seeds: Retrains of other seeds for each target. With more than one, each target has an Original of its
+            own (`seeds_of`), so that the verdicts can count the targets as independent.
+        margin: Of the equivalence with Retrain; None where none was fixed.
 
     Returns:
         The lines of the table, and the outcome of each run.
     """
-    _check(recipe, seeds, references, jobs)
+    _check(recipe, seeds, references, jobs, retrain_seeds)
     refuse_overwriting(out, COMPARISON, recipe.to_dict())
     cache = cache or out / "cache"
     variants = {name: _variant(recipe, name) for name in methods}
@@ -116,7 +123,8 @@ def compare(
     for target in targets:
         require_servable(setup, _request(recipe, target))
     refused = _refused(setup, variants, cache)
-    places = [(target, seed) for seed in range(recipe.seed, recipe.seed + seeds) for target in targets]
+    by_target = seeds_of(recipe.seed, targets, seeds, own=retrain_seeds > 1)
+    places = [(target, own[number]) for number in range(seeds) for target, own in by_target.items()]
     planned = [
         Outcome(name, target, seed, _folder(out, seed, target, name), failure=refused.get(name, ""))
         for target, seed in places
@@ -128,18 +136,67 @@ def compare(
         if not outcome.failure:
             job = _job("run", variants[outcome.method], outcome, cache)
             runs[outcome.key] = {**job, "attached": attached, "references": references}
-    again = [Outcome(SPREAD, target, seed, out) for target, seed in places]
-    spreads = {outcome.key: _job("again", recipe, outcome, cache) for outcome in again}
+    spreads = _retrain_jobs(recipe, by_target, retrain_seeds, out, cache)
     answers = _carried_out(runs, spreads, overview, jobs or fitting_jobs(setup))
     outcomes = [outcome if outcome.failure else _with_answer(outcome, answers[outcome.key]) for outcome in planned]
-    rows = {outcome.place: answers[outcome.key]["row"] for outcome in again}
-    comparison = build_comparison(recipe.to_dict(), code_version(), methods, outcomes, rows, out)
+    retrains: dict[Target, list[Row]] = {}
+    for key in spreads:
+        retrains.setdefault(key[1], []).append(answers[key]["row"])
+    again: dict[Place, Row] = {}
+    for target, own in by_target.items():
+        for number, seed in enumerate(own):
+            again[target, seed] = retrains[target][number % len(retrains[target])]
+    comparison = build_comparison(
+        recipe.to_dict(),
+        code_version(),
+        methods,
+        outcomes,
+        again,
+        out,
+        retrains=retrains if retrain_seeds > 1 else None,
+        margin=margin,
+    )
     write_comparison(out, comparison)
     return list(comparison.table), outcomes
 
 
-def _check(recipe: Recipe, seeds: int, references: int, jobs: int) -> None:
+def seeds_of(first: int, targets: Sequence[Target], seeds: int, *, own: bool) -> dict[Target, list[int]]:
+    """The seeds of the runs of each target.
+
+    Args:
+        first: The recipe's seed.
+        targets: In the order of the command line.
+        seeds: How many for each target.
+        own: Whether each target has seeds of its own: 0, 3, … for the first of three, 1, 4, … for the second. Otherwise
+            all targets have the same, and share the Original of each.
+    """
+    if not own:
+        return {target: [first + number for number in range(seeds)] for target in targets}
+    step = len(targets)
+    return {target: [first + i + step * number for number in range(seeds)] for i, target in enumerate(targets)}
+
+
+def _retrain_jobs(
+    recipe: Recipe, by_target: Mapping[Target, Sequence[int]], retrain_seeds: int, out: Path, cache: Path
+) -> dict[Key, Job]:
+    """One Retrain with another seed for each run; or several for each target, whose seeds nothing else has."""
+    jobs: dict[Key, Job] = {}
+    for target, seeds in by_target.items():
+        if retrain_seeds == 1:
+            for seed in seeds:
+                outcome = Outcome(SPREAD, target, seed, out)
+                jobs[outcome.key] = _job("again", recipe, outcome, cache)
+            continue
+        for number in range(retrain_seeds):
+            outcome = Outcome(f"Retrain {number + 1} of {retrain_seeds}", target, seeds[0], out)
+            jobs[outcome.key] = {**_job("again", recipe, outcome, cache), "number": number}
+    return jobs
+
+
+def _check(recipe: Recipe, seeds: int, references: int, jobs: int, retrain_seeds: int) -> None:
     """Refuse what cannot be compared, before any work begins."""
+    if retrain_seeds < 1:
+        raise InputError(f"--retrain-seeds is {retrain_seeds}: it must be at least 1.")
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}: it must be at least 1.")
     if jobs < 0:
@@ -214,7 +271,8 @@ def _stages(runs: Mapping[Key, Job], spreads: Mapping[Key, Job]) -> Iterator[lis
     """First a run of each seed, which trains its Original, beside the Retrains of the other targets; then the rest."""
     first = {seed: (method, target, seed) for method, target, seed in reversed(list(runs))}.values()
     retrained_there = {(target, seed) for _, target, seed in first}
-    retrains = [(key, {**job, "do": "retrain"}) for key, job in spreads.items() if key[1:] not in retrained_there]
+    ahead = {key[1:]: key for key in reversed(list(spreads)) if key[1:] not in retrained_there}.values()
+    retrains = [(key, {**spreads[key], "do": "retrain"}) for key in spreads if key in ahead]
     yield [*((key, runs[key]) for key in first), *retrains]
     yield [*spreads.items(), *((key, job) for key, job in runs.items() if key not in first)]
 
@@ -255,7 +313,7 @@ def work(job: Job, reporter: Reporter) -> Answer:
         if job["do"] == "retrain":
             retrained(recipe, cache, reporter)
             return {}
-        return {"row": retrain_again(recipe, cache, reporter=reporter)}
+        return {"row": retrain_again(recipe, cache, number=job.get("number", 0), reporter=reporter)}
     except FedquitError as error:
         return {"error": str(error)}
 

@@ -32,7 +32,9 @@ class Metric:
 METRICS: dict[str, Metric] = {
     "gap": Metric("absolute difference to Retrain for each target, mean and standard deviation", gaps.gap),
     "avg_gap": Metric("mean of the gaps in retain and forget accuracy, MIA Song and MIA Yeom", gaps.avg_gap),
-    "noise_floor": Metric("whether a gap is no larger than between two Retrains of different seeds", gaps.inside_floor),
+    "gap_verdict": Metric(
+        "whether gaps differ from Retrain, are equivalent within a margin, or cannot be told", gaps.judge
+    ),
     "paired": Metric("two methods over the same targets, with 95 % intervals", gaps.paired),
     "tug_of_war": Metric(
         "product of the closeness to Retrain in forget, retain and test accuracy", tug_of_war.tug_of_war

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gaps to Retrain and paired comparisons; the formulas are those of `fedquit.results.gaps`."""
 
-from fedquit.results.gaps import Gap, Paired, avg_gap, gap, paired, within_spread
+from fedquit.inference.gaps import judge
+from fedquit.results.gaps import Gap, Paired, avg_gap, gap, paired
 
-inside_floor = within_spread
-
-__all__ = ["Gap", "Paired", "avg_gap", "gap", "inside_floor", "paired"]
+__all__ = ["Gap", "Paired", "avg_gap", "gap", "judge", "paired"]

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Error rates and power of the verdicts on gaps to Retrain, over simulated studies with fixed seeds.
+
+    python benchmarks/gap_verdicts.py [STUDIES]
+
+It prints the table of docs/evaluation.md. Values are drawn with a standard deviation of 1 for Retrain; a gap is in that
+unit. "unequal": each target has a spread of its own, exp N(0, 0.7); "t3": heavy tails.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from fedquit.inference.gaps import (
+    DIFFERS,
+    GapSample,
+    any_target_p,
+    bias_p,
+    equivalence_p,
+    judge,
+    mean_interval,
+    seed_blocks_p,
+    studentised_p,
+)
+
+Floats = npt.NDArray[np.float64]
+LEVEL = 0.05
+
+
+def normal(draw: np.random.Generator, targets: int, values: int) -> Floats:
+    """Equal spreads."""
+    return draw.normal(size=(targets, values))
+
+
+def unequal(draw: np.random.Generator, targets: int, values: int) -> Floats:
+    """A spread of its own for each target."""
+    return draw.normal(size=(targets, values)) * np.exp(draw.normal(0, 0.7, (targets, 1)))
+
+
+def heavy(draw: np.random.Generator, targets: int, values: int) -> Floats:
+    """Student's t with three degrees of freedom, with a standard deviation of 1."""
+    return draw.standard_t(3, size=(targets, values)) / math.sqrt(3)
+
+
+def correlated(draw: np.random.Generator, targets: int, values: int) -> Floats:
+    """All targets of a seed share an Original: correlation 0.5."""
+    common = draw.normal(size=(1, values))
+    return (common + draw.normal(size=(targets, values))) * math.sqrt(0.5)
+
+
+def rate(studies: int, study: Callable[[np.random.Generator], bool]) -> float:
+    """The share of studies in which something is claimed."""
+    draw = np.random.default_rng(0)
+    return sum(study(draw) for _ in range(studies)) / studies
+
+
+def sample(values: Floats, runs: int = 1, gap: float = 0.0) -> GapSample:
+    """The first values of each target are the method's, moved by the gap."""
+    moved = values.copy()
+    moved[:, :runs] += gap
+    return GapSample.of(moved[:, :runs], moved[:, runs:])
+
+
+def old_rule(draw: np.random.Generator) -> bool:
+    """A gap is a difference if it is larger than that of one other Retrain."""
+    method, retrain, again = draw.normal(size=(3, 5))
+    return bool(np.abs(method - retrain).mean() > np.abs(again - retrain).mean())
+
+
+def twenty(draw: np.random.Generator, *, corrected: bool) -> bool:
+    """Four methods and five measures without any gap; correlated within a run."""
+    retrain = draw.normal(size=(5, 5, 3))
+    runs = (draw.normal(size=(5, 4, 1)) + draw.normal(size=(5, 4, 5))) * math.sqrt(0.5)
+    pairs = [(i, j) for i in range(4) for j in range(5)]
+    samples = {(str(i), str(j)): GapSample.of(runs[:, i, j, None], retrain[:, j]) for i, j in pairs}
+    if corrected:
+        return any(verdict.word == DIFFERS for verdict in judge(samples).values())
+    return any(any_target_p(one) <= LEVEL for one in samples.values())
+
+
+def covers_not(draw: np.random.Generator) -> bool:
+    """The interval of the mean, with targets as units, though they share an Original."""
+    low, high = mean_interval(sample(correlated(draw, 5, 7), 3).gaps)
+    return not low <= 0 <= high
+
+
+Study = Callable[[np.random.Generator], bool]
+KINDS = {"normal": normal, "unequal": unequal, "t3": heavy}
+
+
+def differs(kind: str, targets: int, gap: float = 0.0) -> Study:
+    """One run of the method, three Retrains: any target differs."""
+    return lambda draw: any_target_p(sample(KINDS[kind](draw, targets, 4), gap=gap)) <= LEVEL
+
+
+def biased(targets: int, gap: float) -> Study:
+    """One run of the method, three Retrains: the mean differs."""
+    return lambda draw: bias_p(sample(normal(draw, targets, 4), gap=gap)) <= LEVEL
+
+
+def equivalent(gap: float) -> Study:
+    """One run of the method, three Retrains, five targets: equivalent within two standard deviations."""
+    return lambda draw: equivalence_p(sample(normal(draw, 5, 4), gap=gap).gaps, 2.0) <= LEVEL
+
+
+def equivalent_to_same(kind: str) -> Study:
+    """Five runs of the method and of Retrain, ten targets, a gap of two standard deviations."""
+    gap = 2.0 * (math.exp(0.49) if kind == "unequal" else 1.0)
+    return lambda draw: studentised_p(sample(KINDS[kind](draw, 10, 10), 5, gap), 2.0) <= LEVEL
+
+
+CLAIMS: list[tuple[str, str, Study]] = [
+    ("larger than the gap of one other Retrain (the former rule); no gap", "5 %", old_rule),
+    *((f"any target differs; no gap, {kind}, T = 5, R = 3", "at most 5 %", differs(kind, 5)) for kind in KINDS),
+    *((f"any target differs; gap 2s, T = {t}, R = 3", "high", differs("normal", t, 2.0)) for t in (3, 5, 10)),
+    *((f"the mean differs; gap 2s, T = {t}, R = 3", "high", biased(t, 2.0)) for t in (3, 5, 10)),
+    ("any of 20 differs, uncorrected; no gap, T = 5, R = 3", "5 %", lambda draw: twenty(draw, corrected=False)),
+    ("any of 20 differs, Holm; no gap, T = 5, R = 3", "at most 5 %", lambda draw: twenty(draw, corrected=True)),
+    ("the mean differs, targets as units; no gap, shared Original (0.5), M = 3, R = 4", "5 %", covers_not),
+    (
+        "any target differs, whole seeds; no gap, shared Original (0.5), M = 3, R = 4",
+        "at most 5 %",
+        lambda draw: seed_blocks_p(sample(correlated(draw, 5, 7), 3)) <= LEVEL,
+    ),
+    ("equivalent within 2s, fixed beforehand; gap 2s, T = 5, R = 3", "at most 5 %", equivalent(2.0)),
+    ("equivalent within 2s, fixed beforehand; no gap, T = 5, R = 3", "high", equivalent(0.0)),
+    *(
+        (f"equivalent within 2s of the same Retrains; gap 2s, {kind}, T = 10, M = R = 5", "at most 5 %", study)
+        for kind, study in ((kind, equivalent_to_same(kind)) for kind in KINDS)
+    ),
+]
+
+
+def main() -> None:
+    """Print the table as Markdown."""
+    studies = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    print("| claim, and what is true | should be | found |")
+    print("|---|---|---|")
+    for claim, wanted, study in CLAIMS:
+        print(f"| {claim} | {wanted} | {100 * rate(studies, study):.1f} % |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts on the gaps of a comparison: which values are judged, how a verdict is stored, and how it is printed.
+
+The tests themselves are in `fedquit.inference.gaps`. Verdicts are computed once, when a comparison is built; every view
+reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedquit.inference.gaps import (
+    CANNOT_TELL,
+    DIFFERS,
+    EQUIVALENT,
+    WORDS,
+    GapSample,
+    GapVerdict,
+    Margin,
+    judge,
+    together,
+)
+from fedquit.results.schema import AVERAGED, Row, number
+
+JUDGED = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
+OVERALL = "avg_gap"  # the key of the verdict over the four measures of Avg. gap
+RETRAIN_SEED = "retrain_seed"  # the field of a Retrain's row that names its own seed
+
+MARKS = {DIFFERS: "≠", EQUIVALENT: "=", CANNOT_TELL: ""}
+
+BySeed = Mapping[int, Row]
+Runs = Mapping[Any, BySeed]  # by target and seed, the row that is judged
+
+
+def judged(methods: Mapping[str, Runs], retrains: Runs, margin: Margin | None) -> dict[str, dict[str, GapVerdict]]:
+    """The verdicts of each method by measure, corrected together over methods and measures.
+
+    Args:
+        methods: For each method, by target and seed of the run, its recovered row.
+        retrains: By target and seed, the row of each Retrain with a seed that no run of the target uses.
+        margin: Of the equivalence; None where none was fixed.
+
+    Returns:
+        By method and measure; `avg_gap` has the verdict over its four measures.
+    """
+    samples: dict[tuple[str, str], GapSample] = {}
+    for method, runs in methods.items():
+        for key in JUDGED:
+            if any(number(row.get(key)) is not None for by_seed in runs.values() for row in by_seed.values()):
+                samples[method, key] = gap_sample(runs, retrains, key)
+    verdicts: dict[str, dict[str, GapVerdict]] = {method: {} for method in methods}
+    for (method, key), verdict in judge(samples, margin).items():
+        verdicts[method][key] = verdict
+    for own in verdicts.values():
+        four = [own[key] for key in AVERAGED.values() if key in own]
+        if len(four) == len(AVERAGED):
+            own[OVERALL] = together(four)
+    return verdicts
+
+
+def gap_sample(runs: Runs, retrains: Runs, key: str) -> GapSample:
+    """The values of one method in one measure, beside those of Retrain.
+
+    Targets that share a seed share an Original (or the initial weights of Retrain): they are not independent, and only
+    the seeds that all of them have are kept, in one order.
+
+    Args:
+        runs: By target and seed of the run, the method's row.
+        retrains: By target and seed, the rows of Retrain.
+        key: Which measure.
+    """
+    ours = {target: _values(by_seed, key) for target, by_seed in runs.items()}
+    theirs = {target: _values(retrains.get(target, {}), key) for target in runs}
+    targets = [target for target in runs if ours[target] and theirs[target]]
+    ours = {target: ours[target] for target in targets}
+    theirs = {target: theirs[target] for target in targets}
+    shared = _overlap(ours) or _overlap(theirs)
+    if shared:
+        ours = _in_all(ours)
+        theirs = _in_all(theirs)
+    return GapSample([_array(ours[t]) for t in targets], [_array(theirs[t]) for t in targets], shared)
+
+
+def _values(by_seed: BySeed, key: str) -> dict[int, float]:
+    values = {seed: number(row.get(key)) for seed, row in sorted(by_seed.items())}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def _overlap(by_target: Mapping[Any, Mapping[int, float]]) -> bool:
+    """Whether two targets have a seed in common."""
+    seeds = [seed for values in by_target.values() for seed in values]
+    return len(set(seeds)) < len(seeds)
+
+
+def _in_all(by_target: Mapping[Any, Mapping[int, float]]) -> dict[Any, dict[int, float]]:
+    common = set.intersection(*(set(values) for values in by_target.values()))
+    return {target: {s: v for s, v in values.items() if s in common} for target, values in by_target.items()}
+
+
+def _array(values: Mapping[int, float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array(list(values.values()), dtype=np.float64)
+
+
+def read_verdicts(stored: object) -> dict[str, GapVerdict]:
+    """From JSON; a verdict without one of the three words is left out."""
+    verdicts: dict[str, GapVerdict] = {}
+    for key, value in stored.items() if isinstance(stored, dict) else ():
+        if not isinstance(value, dict) or value.get("word") not in WORDS:
+            continue
+        fields: dict[str, Any] = {}
+        for spec in dataclasses.fields(GapVerdict):
+            if spec.name in ("word", "reason", "design"):
+                fields[spec.name] = str(value.get(spec.name, ""))
+            elif spec.name in ("targets", "runs", "retrains", "hypotheses"):
+                fields[spec.name] = int(number(value.get(spec.name)) or 0)
+            else:
+                fields[spec.name] = number(value.get(spec.name))
+        verdicts[str(key)] = GapVerdict(**fields)
+    return verdicts
+
+
+def mark(verdicts: Mapping[str, GapVerdict], key: str) -> str:
+    """The sign of a verdict for a cell of a table; "" where nothing can be told.
+
+    Args:
+        verdicts: Of one method.
+        key: A measure, or `avg_gap`.
+    """
+    return MARKS[verdicts[key].word] if key in verdicts else ""
+
+
+def legend(each: Iterable[Mapping[str, GapVerdict]]) -> str:
+    """What the marks mean, as a clause.
+
+    Args:
+        each: The verdicts of each method.
+    """
+    margins = {verdict.margin for own in each for verdict in own.values() if verdict.margin is not None}
+    within = f"±{margins.pop():g} points" if len(margins) == 1 else "the margin"
+    return (
+        f"≠ differs from Retrain, = equivalent within {within}, unmarked: cannot tell; the chance of any false ≠ is at "
+        "most 5 %, and so is that of any false ="
+    )
+
+
+def open_question(each: Iterable[Mapping[str, GapVerdict]]) -> str:
+    """Why some gap cannot be judged and which sizes would tell, as a clause; "" where all are judged.
+
+    Args:
+        each: The verdicts of each method; the forget accuracy speaks first.
+    """
+    unknown = [(key, verdict) for own in each for key, verdict in own.items() if verdict.word == CANNOT_TELL]
+    unknown.sort(key=lambda item: item[0] != "forget_acc")
+    return unknown[0][1].reason if unknown else ""
+
+
+def retrain_table(retrains: Runs, clients: Mapping[Any, Sequence[int]]) -> list[dict[str, Any]]:
+    """What is stored of the Retrains that the verdicts rest on: clients, seed and the judged measures of each.
+
+    Args:
+        retrains: By target and seed, the rows of Retrain.
+        clients: Of each target.
+    """
+    table = []
+    for target, by_seed in retrains.items():
+        for seed, row in sorted(by_seed.items()):
+            measures = {key: value for key in JUDGED if (value := number(row.get(key))) is not None}
+            table.append({"clients": list(clients[target]), "seed": seed, **measures})
+    return table

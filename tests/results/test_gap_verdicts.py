@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts in a comparison: from rows to `comparison.json` and back, with their error rate over whole studies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedquit.inference.gaps import Margin
+from fedquit.results.comparison import Comparison, Outcome, build_comparison
+from fedquit.results.schema import AVERAGED
+from fedquit.results.summary import MethodSummary
+from fedquit.results.verdicts import JUDGED, legend, mark, open_question
+
+MEASURES = ("test_acc", *AVERAGED.values())
+LEVELS = np.array([75.0, 80.0, 60.0, 70.0, 55.0])  # of Retrain in these measures
+SPREAD = np.array([0.5, 0.4, 2.0, 1.5, 2.5])  # its standard deviation over seeds
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bootstrap of pairs of methods takes the most time, and has no part in the verdicts."""
+    monkeypatch.setattr("fedquit.results.gaps.RESAMPLES", 99)
+
+
+def row(phase: str, values: Any, **more: Any) -> dict[str, Any]:
+    return {"phase": phase, "rounds": 1, **dict(zip(MEASURES, map(float, values), strict=True)), **more}
+
+
+def simulated(
+    seed: int,
+    *,
+    targets: int = 5,
+    runs: int = 1,
+    retrains: int = 3,
+    shift: float = 0.0,
+    methods: tuple[str, ...] = ("null",),
+    margin: Margin | None = None,
+) -> Comparison:
+    """A comparison of methods that are Retrain with another seed, but for a shift of the forget accuracy in points.
+
+    Each target has levels of its own, and each measure a spread of its own; the measures of a model are correlated.
+    """
+    draw = np.random.default_rng(seed)
+
+    def model(level: Any) -> Any:
+        common = draw.normal()
+        return level + SPREAD * (0.6 * common + 0.8 * draw.normal(size=len(MEASURES)))
+
+    outcomes = []
+    again: dict[Any, dict[str, Any]] = {}
+    others: dict[Any, list[dict[str, Any]]] = {}
+    for target in range(targets):
+        level = LEVELS + draw.normal(0, 4, size=len(MEASURES))
+        others[target] = [row("retrained again", model(level), retrain_seed=1000 * target + r) for r in range(retrains)]
+        for j in range(runs):
+            place = target + targets * j
+            retrained = row("retrained", model(level))
+            again[target, place] = others[target][j % retrains]
+            for method in methods:
+                reached = model(level)
+                reached[MEASURES.index("forget_acc")] += shift
+                rows = [row("original", level + 20), retrained, row("unlearned", level - 30), row("recovered", reached)]
+                folder = Path("out") / f"seed-{place}" / f"client-{target}" / method
+                outcomes.append(Outcome(method, target, place, folder, tuple(rows)))
+    given: dict[str, Any] = {"retrains": others, "margin": margin}
+    return build_comparison({}, {}, methods, outcomes, again, Path("out"), **given)
+
+
+def words(comparison: Comparison, method: str = "null") -> dict[str, str]:
+    return {key: verdict.word for key, verdict in comparison.methods[method].verdicts.items()}
+
+
+def test_a_retrain_in_the_place_of_a_method_is_called_different_in_at_most_19_of_200_studies() -> None:
+    """5 % and three standard errors; a study counts if any of its measures is called different."""
+    called = sum("differs" in words(simulated(seed)).values() for seed in range(200))
+    assert called <= 19
+
+
+def test_two_such_methods_in_as_few() -> None:
+    studies = [simulated(1000 + seed, targets=6, methods=("null", "again")) for seed in range(100)]
+    called = sum(
+        "differs" in {**words(s), **{f"{k}2": w for k, w in words(s, "again").items()}}.values() for s in studies
+    )
+    assert called <= 11
+
+
+def test_a_method_that_is_off_is_found_in_the_measure_in_which_it_is() -> None:
+    """By three standard deviations of Retrain: most often, and not in the others."""
+    studies = [words(simulated(2000 + seed, targets=6, shift=6.0)) for seed in range(40)]
+    assert sum(study["forget_acc"] == "differs" for study in studies) >= 30
+    assert sum(study["avg_gap"] == "differs" for study in studies) >= 30
+    assert sum(study["test_acc"] == "differs" for study in studies) <= 6
+
+
+def test_with_a_margin_a_null_method_is_equivalent_and_one_at_the_margin_is_not() -> None:
+    margin = Margin(5.0)
+    alike = [words(simulated(3000 + seed, targets=8, margin=margin)) for seed in range(40)]
+    assert sum(study["forget_acc"] == "equivalent" for study in alike) >= 30
+    assert sum(study["avg_gap"] == "equivalent" for study in alike) >= 25
+    apart = [words(simulated(4000 + seed, targets=8, shift=5.0, margin=margin)) for seed in range(40)]
+    assert sum(study["forget_acc"] == "equivalent" for study in apart) <= 7
+    without = words(simulated(3000, targets=8))
+    assert "equivalent" not in without.values()
+
+
+def test_a_verdict_is_stored_and_read_back_with_what_it_rests_on() -> None:
+    comparison = simulated(1, margin=Margin(2.0))
+    stored = json.loads(json.dumps(comparison.to_dict()))
+    assert stored["margin"] == "2"
+    assert len(stored["retrains"]) == 15
+    assert stored["retrains"][3]["clients"] == [1]
+    assert stored["retrains"][3]["seed"] == 1000
+    assert stored["retrains"][0].keys() == {"clients", "seed", *MEASURES}
+    read = Comparison.read("out", stored)
+    assert read.methods["null"].verdicts == comparison.methods["null"].verdicts
+    assert read.to_dict() == comparison.to_dict()
+    verdict = read.methods["null"].verdicts["forget_acc"]
+    assert (verdict.targets, verdict.runs, verdict.retrains, verdict.hypotheses) == (5, 1, 3, 5)
+    assert (verdict.design, verdict.margin) == ("own", 2.0)
+    gaps = []
+    for target in range(5):
+        retrains = [r["forget_acc"] for r in stored["retrains"] if r["clients"] == [target]]
+        gaps.append(float(np.mean(retrains)))
+    means = comparison.methods["null"].means["forget_acc"]
+    assert verdict.gap == pytest.approx(means - np.mean(gaps))
+
+
+def test_damaged_verdicts_count_as_none_and_older_files_stay_readable() -> None:
+    old = {
+        "method": "m",
+        "phase": "recovered",
+        "runs": 2,
+        "inside_floor": ["forget_acc"],
+        "spread": {"forget_acc": 2.0},
+    }
+    line = MethodSummary.read(old)
+    assert line.verdicts == {}
+    assert line.spread == {"forget_acc": 2.0}
+    assert line.to_dict()["inside_floor"] == ["forget_acc"], "what an older version wrote is kept"
+    wrong = {"a": {"word": "?"}, "b": 3, "c": {"word": "differs", "p": "x", "targets": None}}
+    known = MethodSummary.read({**old, "verdicts": wrong}).verdicts
+    assert list(known) == ["c"]
+    assert (known["c"].p, known["c"].targets, known["c"].reason) == (None, 0, "")
+    assert MethodSummary.read({**old, "verdicts": [1]}).verdicts == {}
+
+
+def shared(seeds: int, shift: float = 0.0) -> Comparison:
+    """Two targets with the same seeds, as a comparison without `--retrain-seeds` has them."""
+    draw = np.random.default_rng(7)
+    outcomes = []
+    again: dict[Any, dict[str, Any]] = {}
+    for seed in range(seeds):
+        for target in (0, 1):
+            values = {phase: row(phase, LEVELS + draw.normal(size=5)) for phase in ("retrained", "recovered", "x")}
+            values["recovered"]["forget_acc"] += shift
+            again[target, seed] = {**values["x"], "phase": "retrained again", "retrain_seed": seed + 1000}
+            rows = [{"phase": "unlearned"}, values["retrained"], values["recovered"]]
+            outcomes.append(Outcome("m", target, seed, Path(f"out/seed-{seed}/client-{target}/m"), tuple(rows)))
+    return build_comparison({}, {}, ["m"], outcomes, again, Path("out"))
+
+
+def test_targets_with_the_same_seeds_are_known_to_share_an_original() -> None:
+    verdict = shared(3).methods["m"].verdicts["forget_acc"]
+    assert (verdict.word, verdict.design, verdict.runs, verdict.retrains) == ("cannot tell", "shared", 3, 3)
+    assert "the targets share an Original, so that only whole seeds count" in verdict.reason
+    assert (verdict.low, verdict.high, verdict.equivalence_p) == (None, None, None)
+    found = shared(6, shift=30.0).methods["m"].verdicts
+    assert found["forget_acc"].word == "differs", "six seeds of both have 462 arrangements"
+    assert found["test_acc"].word == "cannot tell"
+
+
+def test_one_seed_cannot_tell_and_says_what_would() -> None:
+    verdicts = shared(1, shift=50.0).methods["m"].verdicts
+    assert {verdict.word for verdict in verdicts.values()} == {"cannot tell"}
+    assert verdicts["forget_acc"].reason == (
+        "cannot tell: one Retrain shows no spread; a difference can be shown with 4 targets with 3 Retrains each or "
+        "3 targets with 4 Retrains each"
+    )
+    assert open_question([verdicts]) == verdicts["forget_acc"].reason
+
+
+def test_marks_and_their_legend() -> None:
+    comparison = simulated(2000, targets=6, shift=30.0, margin=Margin(2.5))
+    verdicts = comparison.methods["null"].verdicts
+    assert mark(verdicts, "forget_acc") == "≠"
+    assert mark(verdicts, "backdoor_asr") == mark({}, "forget_acc") == ""
+    assert "= equivalent within ±2.5 points" in legend([verdicts])
+    assert "= equivalent within the margin" in legend([{}])
+    assert set(verdicts) == {*JUDGED, "avg_gap"} - {"backdoor_asr"}
