@@ -100,7 +100,9 @@ def test_a_key_added_later_changes_the_hash_where_it_differs() -> None:
 
 
 def test_a_key_of_the_first_schema_is_hashed_at_its_default_too() -> None:
-    plain = load("demo").to_dict()
+    plain = load("settings/cifar100-lda").to_dict()
+    later_keys = {"follow": 0, "control": False}
+    assert {key: plain["recover"].pop(key) for key in later_keys} == later_keys
     assert without_later_defaults(plain) == plain
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedquit.results import quantities
 from fedquit.results.averages import mean
+from fedquit.results.path import Point, path_points
 from fedquit.results.requests import RequestRows, Spreads, distinct, spread_sizes
 from fedquit.results.schema import AGAIN, COMPARED, DISTANCE, SCHEMA, Row
 from fedquit.results.summary import MethodSummary, mean_gaps, mean_levels, summarise, summarise_phase
@@ -18,6 +19,7 @@ from fedquit.utils.names import each_named
 Target = int | tuple[int, ...]  # the clients that leave in a run: one, or several together
 Place = tuple[Target, int]  # a target and a seed
 Key = tuple[str, Target, int]  # a method, a target and a seed
+Controls = Mapping[Place, Sequence[Point]]  # Natural's path
 RetrainAgain = Mapping[Place, Row]  # the rows of Retrain with another seed
 
 
@@ -88,6 +90,7 @@ class Comparison:
         failed: For each run that did not come through, `method`, `target`, `seed` and `why`.
         runs: The folders of its runs below its own; None in older comparisons, which did not name them.
         spreads: The Retrain-vs-Retrain spread of each target and seed, by "seed-0/client-2".
+        controls: Natural's path for each target and seed, by "seed-0/client-2".
         recipe: Of all runs, but for method, request and seed.
         code: The version of the code that made it.
         extra: Fields that this version does not know.
@@ -99,6 +102,7 @@ class Comparison:
     failed: Sequence[Mapping[str, Any]] = ()
     runs: Sequence[str] | None = None
     spreads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    controls: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     code: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -115,6 +119,8 @@ class Comparison:
             "failed": list(self.failed),
             "floors": self.spreads,
         }
+        if self.controls:
+            fields["controls"] = self.controls
         return fields if self.runs is None else {**fields, "runs": list(self.runs)}
 
     @staticmethod
@@ -129,7 +135,8 @@ class Comparison:
         spreads = stored.get("floors")
         recipe = stored.get("recipe")
         code = stored.get("code")
-        fields = ("schema", "recipe", "code", "table", "first", "failed", "runs", "floors")
+        fields = ("schema", "recipe", "code", "table", "first", "failed", "runs", "floors", "controls")
+        controls = stored.get("controls")
         return Comparison(
             folder=folder,
             table=[MethodSummary.read(line) for line in _objects(stored.get("table"))],
@@ -137,6 +144,7 @@ class Comparison:
             failed=_objects(stored.get("failed")),
             runs=[run for run in runs if isinstance(run, str)] if isinstance(runs, list) else None,
             spreads={key: spread_sizes(sizes) for key, sizes in spreads.items()} if isinstance(spreads, dict) else {},
+            controls={key: path_points(p) for key, p in controls.items()} if isinstance(controls, dict) else {},
             recipe=recipe if isinstance(recipe, dict) else {},
             code=code if isinstance(code, dict) else {},
             extra={key: value for key, value in stored.items() if key not in fields},
@@ -177,7 +185,7 @@ def _failure(stored: Mapping[str, Any]) -> Failure:
 
 
 def compare_outcomes(
-    outcomes: Sequence[Outcome], methods: Sequence[str], retrain_again: RetrainAgain
+    outcomes: Sequence[Outcome], methods: Sequence[str], retrain_again: RetrainAgain, controls: Controls | None = None
 ) -> list[MethodSummary]:
     """The lines of the table: Original, Retrain, Retrain with another seed, and each method.
 
@@ -185,8 +193,9 @@ def compare_outcomes(
         outcomes: Of all runs.
         methods: In the order of the table; the others are paired with the first one that came through.
         retrain_again: By target and seed, the row of Retrain with another seed.
+        controls: By target and seed, Natural's path.
     """
-    by_method = requests_of(outcomes, retrain_again)
+    by_method = requests_of(outcomes, retrain_again, controls)
     shared = distinct(request for requests in by_method.values() for request in requests)
     table = []
     if shared:
@@ -213,12 +222,15 @@ def compare_outcomes(
     return table
 
 
-def requests_of(outcomes: Sequence[Outcome], retrain_again: RetrainAgain) -> dict[str, list[RequestRows]]:
+def requests_of(
+    outcomes: Sequence[Outcome], retrain_again: RetrainAgain, controls: Controls | None = None
+) -> dict[str, list[RequestRows]]:
     """The requests of each method that came through, with the spread between both Retrains of each.
 
     Args:
         outcomes: Of all runs.
         retrain_again: By target and seed, the row of Retrain with another seed.
+        controls: By target and seed, Natural's path.
     """
     done = [outcome for outcome in outcomes if not outcome.failure]
     own = {outcome.place: sizes for outcome, sizes in _spreads_of(done, retrain_again)}
@@ -232,7 +244,9 @@ def requests_of(outcomes: Sequence[Outcome], retrain_again: RetrainAgain) -> dic
         if outcome.place in retrain_again:
             rows.append({**fields, **retrain_again[outcome.place], "phase": AGAIN})
         spreads = Spreads(own=own.get(outcome.place, {}), overall=overall)
-        by_method.setdefault(outcome.method, []).append(RequestRows(0, rows, spreads))
+        by_method.setdefault(outcome.method, []).append(
+            RequestRows(0, rows, spreads, control=(controls or {}).get(outcome.place, ()))
+        )
     return by_method
 
 
@@ -263,6 +277,7 @@ def build_comparison(
     outcomes: Sequence[Outcome],
     retrain_again: RetrainAgain,
     out: Path,
+    controls: Controls | None = None,
 ) -> Comparison:
     """The comparison over all outcomes.
 
@@ -273,12 +288,14 @@ def build_comparison(
         outcomes: Of all runs, those that failed as well.
         retrain_again: By target and seed, the row of Retrain with another seed.
         out: The folder of the comparison, above those of the runs.
+        controls: By target and seed, Natural's path.
     """
-    table = compare_outcomes(outcomes, methods, retrain_again)
+    table = compare_outcomes(outcomes, methods, retrain_again, controls)
     done = [outcome for outcome in outcomes if not outcome.failure]
     spreads = {
         outcome.folder.parent.relative_to(out).as_posix(): sizes for outcome, sizes in _spreads_of(done, retrain_again)
     }
+    places = {outcome.place: outcome.folder.parent.relative_to(out).as_posix() for outcome in outcomes}
     failed = [outcome for outcome in outcomes if outcome.failure]
     return Comparison(
         folder=out.resolve().name,
@@ -287,6 +304,7 @@ def build_comparison(
         failed=[{"method": o.method, "target": o.target, "seed": o.seed, "why": o.failure} for o in failed],
         runs=[outcome.folder.relative_to(out).as_posix() for outcome in done],
         spreads=spreads,
+        controls={places[place]: list(path) for place, path in (controls or {}).items() if place in places},
         recipe=recipe,
         code=code,
     )

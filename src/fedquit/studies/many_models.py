@@ -189,7 +189,8 @@ def gathered(
     unlearned: list[list[Floats]] = []
     oracle: list[list[Floats]] = []
     for number in range(1, models + 1):
-        tried = dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number)
+        at_stop = dataclasses.replace(recipe.recover, follow=0, control=False)  # no path is read from these runs
+        tried = dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number, recover=at_stop)
         run(tried, out / f"reference-{number}", cache=cache, reporter=reporter, attached=attached)
         model, _ = load_params(out / f"reference-{number}" / "request-0" / "model.safetensors")
         unlearned.append(phi(model))
