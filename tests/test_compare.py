@@ -84,8 +84,9 @@ def test_one_training_serves_all_methods_and_every_retrain_serves_all_of_them(tm
     assert trainings == 5, "Original, Retrain for each of two clients, and each again for the noise floor"
     assert [line.method for line in lines] == ["original", "retrain", "retrain again", *methods]
     assert all(line.runs == 2 for line in lines)
-    assert watch.titles[0] == "0/12 fedquit, client 0, seed 0"
-    assert watch.titles[-1] == "12/12 done"
+    assert watch.titles[0] == "0/14 fedquit, client 0, seed 0"
+    assert watch.titles[-3:-1] == ["12/14 control, client 0, seed 0", "13/14 control, client 1, seed 0"]
+    assert watch.titles[-1] == "14/14 done"
 
 
 def test_processes_side_by_side_find_what_one_finds(tmp_path: Path) -> None:
@@ -100,8 +101,10 @@ def test_processes_side_by_side_find_what_one_finds(tmp_path: Path) -> None:
     assert [line.gaps for line in two[0]] == [line.gaps for line in one[0]]
     trained = [{p.name for p in (folder / "cache").iterdir()} for folder in (alone, beside)]
     assert trained[0] == trained[1], "each federation once"
-    assert watch.titles[0] == "0/6 2 processes"
-    assert watch.titles[-1] == "6/6 done"
+    assert [line.natural for line in two[0]] == [line.natural for line in one[0]]
+    assert one[0][3].natural, "the control ran"
+    assert watch.titles[0] == "0/8 2 processes"
+    assert watch.titles[-1] == "8/8 done"
 
 
 def untimed(row: dict[str, Any]) -> dict[str, Any]:
@@ -303,7 +306,7 @@ def test_clients_that_leave_together_are_one_target(tmp_path: Path) -> None:
     assert {tuple(o.rows[0]["clients"]) for o in outcomes if o.rows} == {(0, 1), (2, 3), (0,)}
     assert [line.runs for line in lines] == [3, 3, 3, 3, 3, 2]
     assert lines[4].against_first["forget_acc"].units == 3
-    assert watch.titles[0] == "0/12 fedquit, clients 0 and 1, seed 0"
+    assert watch.titles[0] == "0/15 fedquit, clients 0 and 1, seed 0"
     folders = {path.name for path in (tmp_path / "seed-0").iterdir()}
     assert folders == {"clients-0+1", "clients-2+3", "client-0"}
     written = json.loads((tmp_path / "comparison.json").read_text())

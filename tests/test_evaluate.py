@@ -155,25 +155,26 @@ def named_in_the_docs() -> set[str]:
 def test_the_docs_name_every_field_of_a_row_and_no_other(tmp_path: Path) -> None:
     everything = tiny(
         request=[{"clients": [1]}, {"kind": "join", "clients": [1], "anew": True}],
-        recover={"until": "rounds", "max_rounds": 1, "budgets": [0.5]},
+        recover={"until": "rounds", "max_rounds": 1, "budgets": [0.5], "follow": 20, "control": True},
         evaluate={"relearn": 1, "backdoor": 0.5, "backdoor_size": 2},
         audit={"canaries": 8, "guesses": 4, "kind": "both"},
     )
     rows = run(everything, tmp_path / "run")["rows"]
-    assert {row["phase"] for row in rows} == {"original", "retrained", "unlearned", "recovered", "budget", "joined"}
+    phases = {"original", "retrained", "unlearned", "recovered", "natural", "budget", "joined"}
+    assert {row["phase"] for row in rows} == phases
     assert named_in_the_docs() == {field for row in rows for field in row}
 
 
 NOT_MEASURED = {
     *("method", "phase", "request", "clients", "samples", "seed", "rounds", "seconds", "fingerprint", "runs"),
-    *("curve", "budget", "budget_spent"),  # the same measures at other moments
+    *("curve", "path", "last_rounds", "budget", "budget_spent"),  # the same measures at other moments
     *(f.name for f in fields(Costs)),
 }
 MEASURED_BY = {  # other fields are called as what measures them
-    r"\w+_acc": "accuracy",
+    r"\w+_acc(_last|_after_\d+)?": "accuracy",
     r"\w+_loss": "loss",
     r"tpr_at_.+|roc|exposed_against": "roc",
-    r"auc\w*": "auc",
+    r"(natural_)?auc\w*": "auc",
     r"entropy_ks\w*": "entropy_ks",
     r"holdout_(verdict|reason|margin|needed|size|halves)|forget_size|tail_p|original_auc_low": "holdout_null",
     r"canary_.+": "one_run_audit",

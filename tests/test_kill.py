@@ -61,6 +61,7 @@ def test_killed_at_every_write_a_three_round_method_goes_on_in_its_round(tmp_pat
         ("seam_methods:ClimbAndReturn", {}),  # a program whose reply says what each part took
         ("seam_methods:StopEarly", {}),  # a task that ends before its plan, and is charged for what it took
         ("fedquit", {"recover": {"until": "retrained-mean-of-3", "max_rounds": 2}, "retrain": True}),
+        ("natural", {"recover": {"max_rounds": 1, "follow": 1, "control": True}, "retrain": True}),  # the whole path
     ],
 )
 def test_killed_at_every_write_the_result_is_the_same(method: str, changes: dict[str, Any], tmp_path: Path) -> None:

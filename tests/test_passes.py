@@ -50,12 +50,14 @@ def reads_of(recipe: Recipe, where: Path, monkeypatch: pytest.MonkeyPatch) -> tu
 def test_a_smoke_run_reads_every_set_once_with_every_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads, results = reads_of(smoke(load("demo")), tmp_path, monkeypatch)
     models = {row["fingerprint"] for row in results["rows"]}
-    assert len(models) == 4, "Original, Retrain, unlearned and recovered"
-    assert {model for model, _ in reads} == models
+    assert len(models) == 5, "Original, Retrain, unlearned, recovered and the control"
+    read = {model for model, _ in reads}
+    assert models < read
+    assert len(read) == 6, "and the control after one round, which is a point of its path"
     sets = {examples for _, examples in reads}
-    assert len(sets) == 3, "test, retain and forget: there is no hold-out data"
+    assert len(sets) == 4, "test, retain, forget and hold-out"
     assert set(reads.values()) == {1}
-    assert reads.total() == len(models) * len(sets)
+    assert reads.total() == len(read) * len(sets)
 
 
 EVENTS: list[dict[str, Any]] = [
@@ -74,6 +76,7 @@ EVENTS: list[dict[str, Any]] = [
             "recover": {"until": "retrained-mean-of-3", "max_rounds": 3, "budgets": [0.3, 0.6, 0.9]},
         },
         {"evaluate": {"backdoor": 0.5}},
+        {"recover": {"follow": 3, "control": True}},
         {"method": {"name": "natural"}},  # the unlearned model is Original
         {"request": EVENTS, "train": {"rounds": 2}},  # a later request finds the model that an earlier one left
     ],

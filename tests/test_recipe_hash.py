@@ -112,7 +112,7 @@ def of_first_schema(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_key_of_the_first_schema_is_hashed_at_its_default_too() -> None:
-    plain = load("demo").to_dict()
+    plain = load("settings/cifar100-lda").to_dict()
     assert without_later_defaults(plain) == of_first_schema(plain)
 
 

@@ -295,7 +295,7 @@ def test_fields_of_later_versions_survive(tmp_path: Path) -> None:
     assert json.loads(json.dumps(read_comparison(folder).to_dict())) == stored
 
 
-RECORDS = sorted((ROOT / "results").glob("*/*.json"))
+RECORDS = sorted(path for path in (ROOT / "results").glob("*/*.json") if path.parent.name != "unlearned-accuracy")
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=[path.stem for path in RECORDS])

@@ -14,7 +14,7 @@ from fedquit.inference.gaps import Margin
 from fedquit.results.comparison import Comparison, Outcome, build_comparison
 from fedquit.results.schema import AVERAGED
 from fedquit.results.summary import MethodSummary
-from fedquit.results.verdicts import JUDGED, legend, mark, open_question
+from fedquit.results.verdicts import JUDGED, gap_sample, legend, mark, open_question
 
 MEASURES = ("test_acc", *AVERAGED.values())
 LEVELS = np.array([75.0, 80.0, 60.0, 70.0, 55.0])  # of Retrain in these measures
@@ -192,3 +192,15 @@ def test_marks_and_their_legend() -> None:
     assert "= equivalent within ±2.5 points" in legend([verdicts])
     assert "= equivalent within the margin" in legend([{}])
     assert set(verdicts) == {*JUDGED, "avg_gap"} - {"backdoor_asr"}
+
+
+@pytest.mark.parametrize(("rounds", "judged"), [(10, 51.0), (7, 60.0)])
+def test_means_over_the_last_rounds_are_judged_where_both_have_equally_many(rounds: int, judged: float) -> None:
+    method = {0: {0: {"forget_acc": 60.0, "forget_acc_last": 51.0, "last_rounds": rounds}}}
+    retrains = {0: {7: {"forget_acc": 50.0, "forget_acc_last": 52.0, "last_rounds": 10}, 8: {"forget_acc": 49.0}}}
+    retrains[0][8] |= {"forget_acc_last": 53.0, "last_rounds": 10}
+    sample = gap_sample(method, retrains, "forget_acc")
+    assert sample.method[0].tolist() == [judged]
+    assert sample.retrain[0].tolist() == ([52.0, 53.0] if judged == 51.0 else [50.0, 49.0])
+    del retrains[0][8]["forget_acc_last"]
+    assert gap_sample(method, retrains, "forget_acc").method[0].tolist() == [60.0]

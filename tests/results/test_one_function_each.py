@@ -183,7 +183,7 @@ def test_every_quantity_of_the_page_is_named_here() -> None:
     documented = {word for line in (quantities.__doc__ or "").splitlines() for word in line.split("`")[1::2]}
     named = {function for module, function, *_ in (QUANTITIES | RULES).values() if module is quantities}
     assert named <= documented | {"paired_difference"}
-    assert documented - named == {"request_gap", "tug_of_war", "spread_tug_of_war"}
+    assert documented - named == {"request_gap", "tug_of_war", "spread_tug_of_war", "natural_distance"}
     for function in documented:
         assert callable(getattr(quantities, function))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedquit.audit.attacks import ATTACKS
-from fedquit.audit.attacks.roc import FPRS, TprAt, roc
+from fedquit.audit.attacks.roc import FPRS, TprAt, auc, roc
 from fedquit.audit.canaries import Canaries, fields_of
 from fedquit.audit.metrics import Metric
 from fedquit.audit.metrics.backdoor import Trigger
@@ -27,8 +27,9 @@ from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.engine import Address, Examples, run_client
 from fedquit.inference.trace import MARGIN, Trace
 
-Set = Literal["test", "retain", "forget", "holdout"]
+Set = Literal["test", "retain", "forget", "holdout", "retain_part"]
 SETS: tuple[Set, ...] = ("test", "retain", "forget", "holdout")
+RETAIN_PART = 10_000  # retain examples at most, drawn once, on which a model is evaluated after every round
 BINS = 40  # of the entropy densities
 POINTS = np.logspace(-4, 0, 81)  # false-positive rates at which a ROC is kept
 
@@ -97,8 +98,10 @@ class Evaluation:
     def _positions(self) -> dict[Set, Tensor]:
         """Where the examples of each set but the test set lie in the data."""
         held_out = [self.data.holdout.get(client, NOTHING) for client in self.request.clients]
+        retain = self.data.pooled("retain")
         return {
-            "retain": self.data.pooled("retain"),
+            "retain": retain,
+            "retain_part": _part(retain, RETAIN_PART),
             "forget": self.data.pooled("forget", self.request.clients),
             "holdout": torch.cat([NOTHING, *held_out]),
         }
@@ -133,6 +136,28 @@ class Evaluation:
         positions = labels[:1].numel()  # of one example: 1, or the length of a sequence
         hits = round(float(scores.correct.sum()) * positions)
         return 100 * hits / (len(scores) * positions)
+
+    def point(self, params: Params) -> dict[str, float]:
+        """The measures of a model that are taken after every round, where their sets are not empty.
+
+        Returns:
+            `test_acc`, `retain_acc` (over at most `RETAIN_PART` examples, always the same), `forget_acc` and
+            `holdout_acc` in percent, and the `auc` of phi between forget and hold-out data.
+        """
+        sets: dict[str, Set] = {"test": "test", "retain": "retain_part", "forget": "forget", "holdout": "holdout"}
+        accuracies = {f"{name}_acc": self.accuracy(one, params) for name, one in sets.items()}
+        measures = {key: value for key, value in accuracies.items() if value is not None}
+        forget = self._scores("forget", params)
+        holdout = self._scores("holdout", params)
+        if forget and holdout:
+            measures["auc"] = auc(forget.phi, holdout.phi).value
+        return measures
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the sets: two evaluations with the same one measure the same."""
+        keys = "".join(f"{name}:{key};" for name, key in sorted(self._keys.items()))
+        return fingerprint({"keys": torch.tensor(list(keys.encode()), dtype=torch.uint8)})
 
     def price_of_forgetting(self, before: Params, after: Params) -> float | None:
         """The rise of the mean loss on everything that is not forgotten, in nats; None where nothing is left."""
@@ -268,6 +293,15 @@ class Evaluation:
         """How often the trigger works on the stamped test images, in percent."""
         make = partial(trigger.success, self.model, params, *self.examples("test"))
         return self.passes.number(params, trigger, make)
+
+
+def _part(at: Tensor, most: int) -> Tensor:
+    """At most so many of some positions: all of them, or a random choice that is always the same."""
+    if len(at) <= most:
+        return at
+    generator = torch.Generator().manual_seed(Address(0, "path", 0).seed_for("server"))
+    chosen = torch.randperm(len(at), generator=generator)[:most].sort().values
+    return at[chosen.to(at.device)]
 
 
 def measures_of(by_set: Mapping[Set, Scores | None], attacks: Sequence[str], seed: int) -> dict[str, Any]:

@@ -55,10 +55,12 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=title, **LOOK)
     for name in ("phase", "method", "clients"):
         table.add_column(name)
-    for name in ("test", "retain", "forget", "rounds", "seconds"):
+    held_out = any(number(row.get("holdout_acc")) is not None for row in rows)
+    shown = (*ACCURACIES, "holdout_acc") if held_out else ACCURACIES
+    for name in (*(_COLUMNS[key] for key in shown), "rounds", "seconds"):
         table.add_column(name, justify="right")
     for row in rows:
-        measures = [fixed(number(row.get(key))) for key in ACCURACIES]
+        measures = [fixed(number(row.get(key))) for key in shown]
         clients = ", ".join(map(str, row["clients"])) + (" (samples)" if row["samples"] else "")
         work = (str(row["rounds"]), f"{row['seconds']:.1f}")
         table.add_row(row["phase"], row["method"], clients, *measures, *work)
@@ -99,6 +101,9 @@ def trace_table(requests: Sequence[RequestRows]) -> Table:
 
 
 def _say_price(rows: list[dict[str, Any]]) -> None:
+    if any(row["phase"] == "natural" for row in rows):
+        screen.print("natural: the control, which unlearns nothing. The client leaves, and training goes on without it")
+        screen.print("for as many rounds as unlearning and recovery took together.")
     for row in rows:
         price = row.get("price_of_forgetting")
         if price is not None:
@@ -264,6 +269,7 @@ _COLUMNS = {
     "test_acc": "test",
     "retain_acc": "retain",
     "forget_acc": "forget",
+    "holdout_acc": "hold-out",
     "mia_song_svc": "Song",
     "mia_yeom": "Yeom",
     "backdoor_asr": "backdoor",  # where a recipe planted one
@@ -271,12 +277,20 @@ _COLUMNS = {
 
 
 def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path) -> None:
+    from fedquit.results.path import LAST
+
     title = f"{escape(recipe.title) or 'Comparison'}: in %, (gap to Retrain ± deviation)"
     screen.print(comparison_table(title, lines))
     screen.print("unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain,")
     screen.print("with the work of clients and server, for unlearning and recovery together.")
     screen.print("retrain again: Retrain with another seed; its gaps are the Retrain-vs-Retrain spread.")
     _print_verdicts(lines)
+    if any(line.natural for line in lines):
+        screen.print("Natural: forget accuracy of the control, which unlearns nothing, after as many rounds.")
+        screen.print(control_table(lines))
+    averaged = [line for line in lines if line.natural_last_gaps and line.last_rounds == LAST]
+    if averaged:
+        screen.print(control_table(averaged, last=True))
     if any(line.budgets for line in lines):
         screen.print(budget_table(lines))
     _print_holdout_verdicts(lines)
@@ -310,10 +324,12 @@ def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
     table = Table(title=title, **LOOK)
     table.add_column("method", no_wrap=True)
     planted = any("backdoor_asr" in line.means for line in lines)
-    shown = {key: head for key, head in _COLUMNS.items() if key != "backdoor_asr" or planted}
+    left_out = {"holdout_acc"} if planted else {"holdout_acc", "backdoor_asr"}
+    shown = {key: head for key, head in _COLUMNS.items() if key not in left_out}
     held_out = any(line.sample_memory is not None for line in lines)
     parts = ("samples", "distrib.") if held_out else ()
-    heads = (*shown.values(), *parts, "Avg. gap", "unlearned", "rounds", "bytes", "epochs", "FLOPs")
+    control = ["Natural"] if any(line.natural for line in lines) else []
+    heads = (*shown.values(), *parts, "Avg. gap", "unlearned", "rounds", *control, "bytes", "epochs", "FLOPs")
     for name in heads:
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
@@ -323,7 +339,8 @@ def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
         levels = [_with_gap(line, key) for key in shown]
         average = "" if line.avg_gap is None else f"{_mark(line, 'avg_gap')}{line.avg_gap:.1f}"
         known = _parts(line) if held_out else []
-        table.add_row(escape(line.method), *levels, *known, average, _before(line), _rounds(line), *_cheaper(line))
+        course = [_before(line), _rounds(line), *([_control(line)] if control else [])]
+        table.add_row(escape(line.method), *levels, *known, average, *course, *_cheaper(line))
     return table
 
 
@@ -344,6 +361,42 @@ def _before(line: MethodSummary) -> str:
 
 def _rounds(line: MethodSummary) -> str:
     return "" if line.recovery_rounds is None else f"{line.recovery_rounds:.1f}"
+
+
+def _control(line: MethodSummary) -> str:
+    """Natural's forget accuracy after as many rounds from the request on."""
+    from fedquit.results.words import fixed
+
+    return fixed(line.natural.get("forget_acc")) if line.natural else ""
+
+
+def control_table(lines: Sequence[MethodSummary], *, last: bool = False) -> Table:
+    """Each method beside Natural at equal rounds, as a table for the terminal.
+
+    Args:
+        lines: Of `comparison.json`.
+        last: Whether to show means over the last rounds instead of the recovery's stop.
+    """
+    from fedquit.results.path import LAST
+    from fedquit.results.schema import ON_PATH
+    from fedquit.results.words import fixed
+
+    known = [line for line in lines if line.natural]
+    shown = {key: label for key, label in ON_PATH.items() if any(key in line.natural for line in known)}
+    when = f"as means over the last {LAST} rounds" if last else "after as many rounds from the request on"
+    table = Table(title=f"The method / Natural {when}, in % (gaps to Retrain)", **LOOK)
+    table.add_column("method", no_wrap=True)
+    for name in ("rounds", *(label.lower() for label in shown.values())):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in known:
+        own = (line.last, line.last_gaps) if last else (line.on_path, line.on_path_gaps)
+        control = (line.natural_last, line.natural_last_gaps) if last else (line.natural, line.natural_gaps)
+        cells = []
+        for key in shown:
+            levels, gaps = [f"{fixed(a.get(key))} / {fixed(b.get(key))}" for a, b in zip(own, control, strict=True)]
+            cells.append(f"{levels} ({gaps})" if key in own[1] or key in control[1] else levels)
+        table.add_row(escape(line.method), fixed(line.rounds_from_request), *cells)
+    return table
 
 
 def _cheaper(line: MethodSummary) -> list[str]:

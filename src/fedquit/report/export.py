@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +15,7 @@ from fedquit.results import quantities
 from fedquit.results.comparison import Comparison
 from fedquit.results.folders import ResultSet, RunResults
 from fedquit.results.requests import RequestRows, distinct
-from fedquit.results.schema import AVERAGED, SCHEMA, THRESHOLDS, Row, number
+from fedquit.results.schema import AVERAGED, ON_PATH, SCHEMA, THRESHOLDS, Row, number
 from fedquit.results.summary import MethodGroup, MethodSummary, group_by_method, mean_spreads, summarise_phase
 from fedquit.results.verdicts import legend, mark, open_question
 from fedquit.results.words import DASH, fixed
@@ -51,6 +51,8 @@ def _derived(event: RequestRows, row: Row) -> dict[str, float]:
         columns["distribution_knowledge"] = quantities.distribution_knowledge(at, phase)
         sizes = {key: quantities.request_distance(at, phase, key) for key in AVERAGED.values()}
         columns["avg_gap"] = quantities.average_gap(sizes)
+    if phase == "recovered":
+        columns |= at.natural
     return {key: value for key, value in columns.items() if value is not None}
 
 
@@ -96,7 +98,17 @@ def summary_fields(summary: MethodSummary) -> dict[str, Any]:
         fields[f"{key}_gap"] = summary.gaps.get(key)
         fields[f"{key}_gap_std"] = summary.deviations.get(key)
         fields[f"{key}_floor"] = summary.spread.get(key)
+    for key in ON_PATH:
+        fields[f"natural_{key}"] = summary.natural.get(key)
+        fields[f"natural_{key}_gap"] = summary.natural_gaps.get(key)
+        fields[f"{key}_last"] = summary.last.get(key)
+        fields[f"{key}_last_gap"] = summary.last_gaps.get(key)
+        fields[f"natural_{key}_last"] = summary.natural_last.get(key)
+        fields[f"natural_{key}_last_gap"] = summary.natural_last_gaps.get(key)
+        fields |= {f"{key}_after_{end}": levels.get(key) for end, levels in summary.after.items()}
     return fields | {
+        "rounds_from_request": summary.rounds_from_request,
+        "last_rounds": summary.last_rounds,
         "avg_gap": summary.avg_gap,
         "avg_gap_floor": summary.spread.get("avg_gap"),
         "recovery_rounds": summary.recovery_rounds,
@@ -138,8 +150,9 @@ def to_md(results: ResultSet) -> str:
     def escaped(text: str) -> str:
         return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
-    rule = ["---", *["---:"] * (len(_HEADS) - 1)]
-    table = [list(_HEADS), rule, *_lines(results, escaped)]
+    heads = _heads(results.runs)
+    rule = ["---", *["---:"] * (len(heads) - 1)]
+    table = [heads, rule, *_lines(results, escaped)]
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", _note(results), ""])
 
 
@@ -160,8 +173,9 @@ def to_latex(results: ResultSet) -> str:
         plain = [cell.replace("≠", r"$\neq$") for cell in plain]
         return f"  {' & '.join(plain)} " + r"\\"
 
-    start = [f"% {_note(results)}", r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(_HEADS) - 1)}}}"]
-    head = [r"  \toprule", row([escaped(text) for text in _HEADS]), r"  \midrule"]
+    heads = _heads(results.runs)
+    start = [f"% {_note(results)}", r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}"]
+    head = [r"  \toprule", row([escaped(text) for text in heads]), r"  \midrule"]
     body = [row(cells) for cells in _lines(results, escaped)]
     return "\n".join([*start, *head, *body, r"  \bottomrule", r"\end{tabular}", ""])
 
@@ -172,21 +186,40 @@ _NOTE = (
 )
 
 
+_CONTROL = {"test_acc": "Natural: Test", "forget_acc": "Natural: Forget", "holdout_acc": "Natural: Hold-out"}
+_CONTROL_NOTE = (
+    " Natural: no unlearning, training goes on without the client; after as many rounds from the request on as the "
+    "method took, with its own gap to Retrain."
+)
+
+
+def _controlled(runs: Sequence[RunResults]) -> dict[str, str]:
+    """The columns of the control, as far as some run has them."""
+    requests = [request for run in runs for request in run.requests]
+    return {key: head for key, head in _CONTROL.items() if any(f"natural_{key}" in r.natural for r in requests)}
+
+
+def _heads(runs: Sequence[RunResults]) -> list[str]:
+    return [*_HEADS, *_controlled(runs).values()]
+
+
 def _note(results: ResultSet) -> str:
     """How to read the table, and why some gaps cannot be judged."""
+    note = _NOTE + (_CONTROL_NOTE if _controlled(results.runs) else "")
     each = [group.verdicts for group in group_by_method(results.runs, results.comparisons)]
     if not any(each):
-        return _NOTE
+        return note
     why = open_question(each)
-    return f"{_NOTE} Gaps: {legend(each)}." + (f" {why[:1].upper()}{why[1:]}." if why else "")
+    return f"{note} Gaps: {legend(each)}." + (f" {why[:1].upper()}{why[1:]}." if why else "")
 
 
 def _lines(results: ResultSet, escaped: Callable[[str], str]) -> list[list[str]]:
     """The cells of Original, Retrain, Retrain with another seed, and each method."""
     groups = group_by_method(results.runs, results.comparisons)
     shared = distinct(request for group in groups for request in group.requests)
-    lines = list(_shared_lines(shared)) if shared else []
-    return [*lines, *(_line(group.summary, escaped) for group in groups)]
+    control = _controlled(results.runs)
+    lines = [[*line, *[DASH] * len(control)] for line in _shared_lines(shared)] if shared else []
+    return [*lines, *([*_line(group.summary, escaped), *_natural(group.summary, control)] for group in groups)]
 
 
 def _shared_lines(shared: Sequence[RequestRows]) -> Iterator[list[str]]:
@@ -200,6 +233,16 @@ def _shared_lines(shared: Sequence[RequestRows]) -> Iterator[list[str]]:
     if any(key in spreads for key in SHOWN):
         cells = [f"({fixed(spreads[key])})" if key in spreads else DASH for key in SHOWN]
         yield ["Retrain again", runs, *cells, fixed(spreads.get("avg_gap")), *_EMPTY]
+
+
+def _natural(summary: MethodSummary, keys: Iterable[str]) -> list[str]:
+    """Natural's accuracies at equal rounds, and in brackets its gaps to Retrain."""
+    cells = []
+    for key in keys:
+        gap = summary.natural_gaps.get(key)
+        level = fixed(summary.natural.get(key))
+        cells.append(level if gap is None else f"{level} ({fixed(gap)})")
+    return cells
 
 
 def _level(summary: MethodSummary, key: str) -> str:

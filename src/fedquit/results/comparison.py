@@ -11,6 +11,7 @@ from typing import Any
 from fedquit.inference.gaps import Margin
 from fedquit.results import quantities
 from fedquit.results.averages import mean
+from fedquit.results.path import Point, path_points
 from fedquit.results.references import judged_together
 from fedquit.results.requests import RequestRows, Spreads, distinct, spread_sizes
 from fedquit.results.schema import AGAIN, COMPARED, DISTANCE, SCHEMA, Row
@@ -21,6 +22,7 @@ from fedquit.utils.names import each_named
 Target = int | tuple[int, ...]  # the clients that leave in a run: one, or several together
 Place = tuple[Target, int]  # a target and a seed
 Key = tuple[str, Target, int]  # a method, a target and a seed
+Controls = Mapping[Place, Sequence[Point]]  # Natural's path
 RetrainAgain = Mapping[Place, Row]  # the row of Retrain with another seed
 Retrains = Mapping[Target, Sequence[Row]]  # the rows of all Retrains with other seeds, each with its `retrain_seed`
 
@@ -94,6 +96,7 @@ class Comparison:
         spreads: The Retrain-vs-Retrain spread of each target and seed, by "seed-0/client-2".
         margin: Of the equivalence: points as "2", standard deviations of Retrain as "2s"; "" where none was fixed.
         retrains: Of each Retrain that the verdicts rest on, its clients, its seed and its measures.
+        controls: Natural's path for each target and seed, by "seed-0/client-2".
         recipe: Of all runs, but for method, request and seed.
         code: The version of the code that made it.
         extra: Fields that this version does not know.
@@ -107,6 +110,7 @@ class Comparison:
     spreads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     margin: str = ""
     retrains: Sequence[Mapping[str, Any]] = ()
+    controls: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     code: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -125,6 +129,8 @@ class Comparison:
             "margin": self.margin or None,
             "retrains": list(self.retrains),
         }
+        if self.controls:
+            fields["controls"] = self.controls
         return fields if self.runs is None else {**fields, "runs": list(self.runs)}
 
     @staticmethod
@@ -139,7 +145,9 @@ class Comparison:
         spreads = stored.get("floors")
         recipe = stored.get("recipe")
         code = stored.get("code")
-        fields = ("schema", "recipe", "code", "table", "first", "failed", "runs", "floors", "margin", "retrains")
+        fields = {"schema", "recipe", "code", "table", "first", "failed", "runs", "floors"}
+        fields |= {"margin", "retrains", "controls"}
+        controls = stored.get("controls")
         return Comparison(
             folder=folder,
             table=[MethodSummary.read(line) for line in _objects(stored.get("table"))],
@@ -149,6 +157,7 @@ class Comparison:
             spreads={key: spread_sizes(sizes) for key, sizes in spreads.items()} if isinstance(spreads, dict) else {},
             margin=str(stored.get("margin") or ""),
             retrains=_objects(stored.get("retrains")),
+            controls={key: path_points(p) for key, p in controls.items()} if isinstance(controls, dict) else {},
             recipe=recipe if isinstance(recipe, dict) else {},
             code=code if isinstance(code, dict) else {},
             extra={key: value for key, value in stored.items() if key not in fields},
@@ -194,6 +203,7 @@ def compare_outcomes(
     retrain_again: RetrainAgain,
     retrains: Retrains | None = None,
     margin: Margin | None = None,
+    controls: Controls | None = None,
 ) -> list[MethodSummary]:
     """The lines of the table: Original, Retrain, Retrain with another seed, and each method.
 
@@ -203,9 +213,10 @@ def compare_outcomes(
         retrain_again: By target and seed, the row of Retrain with another seed.
         retrains: By target, the rows of all Retrains with other seeds; else those of `retrain_again`.
         margin: Of the equivalence with Retrain; None where none was fixed.
+        controls: By target and seed, Natural's path.
     """
     by_seed = retrains_by_seed(retrain_again, retrains)
-    by_method = requests_of(outcomes, retrain_again, retrains)
+    by_method = requests_of(outcomes, retrain_again, retrains, controls)
     verdicts = judged(_recovered_rows(outcomes), by_seed, margin)
     shared = distinct(request for requests in by_method.values() for request in requests)
     table = []
@@ -261,7 +272,10 @@ def _recovered_rows(outcomes: Sequence[Outcome]) -> dict[str, dict[Target, dict[
 
 
 def requests_of(
-    outcomes: Sequence[Outcome], retrain_again: RetrainAgain, retrains: Retrains | None = None
+    outcomes: Sequence[Outcome],
+    retrain_again: RetrainAgain,
+    retrains: Retrains | None = None,
+    controls: Controls | None = None,
 ) -> dict[str, list[RequestRows]]:
     """The requests of each method that came through, with the spread between the Retrains of each.
 
@@ -269,6 +283,7 @@ def requests_of(
         outcomes: Of all runs.
         retrain_again: By target and seed, the row of Retrain with another seed.
         retrains: By target, the rows of all Retrains with other seeds.
+        controls: By target and seed, Natural's path.
     """
     done = [outcome for outcome in outcomes if not outcome.failure]
     own = {outcome.place: sizes for outcome, sizes in _spreads_of(done, retrain_again, retrains)}
@@ -282,7 +297,9 @@ def requests_of(
         if outcome.place in retrain_again:
             rows.append({**fields, **retrain_again[outcome.place], "phase": AGAIN})
         spreads = Spreads(own=own.get(outcome.place, {}), overall=overall)
-        by_method.setdefault(outcome.method, []).append(RequestRows(0, rows, spreads))
+        by_method.setdefault(outcome.method, []).append(
+            RequestRows(0, rows, spreads, control=(controls or {}).get(outcome.place, ()))
+        )
     return by_method
 
 
@@ -333,6 +350,7 @@ def build_comparison(
     *,
     retrains: Retrains | None = None,
     margin: Margin | None = None,
+    controls: Controls | None = None,
 ) -> Comparison:
     """The comparison over all outcomes.
 
@@ -345,14 +363,16 @@ def build_comparison(
         out: The folder of the comparison, above those of the runs.
         retrains: By target, the rows of all Retrains with other seeds; else those of `retrain_again`.
         margin: Of the equivalence with Retrain; None where none was fixed.
+        controls: By target and seed, Natural's path.
     """
-    table = compare_outcomes(outcomes, methods, retrain_again, retrains, margin)
+    table = compare_outcomes(outcomes, methods, retrain_again, retrains, margin, controls)
     by_seed = retrains_by_seed(retrain_again, retrains)
     done = [outcome for outcome in outcomes if not outcome.failure]
     spreads = {
         outcome.folder.parent.relative_to(out).as_posix(): sizes
         for outcome, sizes in _spreads_of(done, retrain_again, retrains)
     }
+    places = {outcome.place: outcome.folder.parent.relative_to(out).as_posix() for outcome in outcomes}
     failed = [outcome for outcome in outcomes if outcome.failure]
     return Comparison(
         folder=out.resolve().name,
@@ -363,6 +383,7 @@ def build_comparison(
         spreads=spreads,
         margin=str(margin or ""),
         retrains=retrain_table(by_seed, {target: members(target) for target in by_seed}),
+        controls={places[place]: list(path) for place, path in (controls or {}).items() if place in places},
         recipe=recipe,
         code=code,
     )

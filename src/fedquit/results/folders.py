@@ -16,6 +16,7 @@ from typing import Any
 
 from fedquit.errors import StoreError
 from fedquit.results.comparison import Comparison
+from fedquit.results.path import Point
 from fedquit.results.requests import RequestRows, Spreads
 from fedquit.results.schema import SCHEMA, Row, fault_of_results
 from fedquit.utils.files import write_json
@@ -39,6 +40,7 @@ class RunResults:
         clients: The label counts of each client, where they were stored.
         code: The version of the code that made it; empty in older results.
         spreads: What the comparison around it says about two Retrains.
+        control: Natural's path, where the comparison around it ran Natural as a control.
         extra: All other fields.
     """
 
@@ -49,12 +51,13 @@ class RunResults:
     clients: object = None
     code: Mapping[str, Any] = field(default_factory=dict)
     spreads: Spreads = field(default_factory=Spreads)
+    control: Sequence[Point] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     events: Sequence[RequestRows] = field(init=False)
 
     def __post_init__(self) -> None:
         by_number = groupby(self.rows, key=lambda row: int(row["request"]))
-        events = [RequestRows(number, list(rows), self.spreads) for number, rows in by_number]
+        events = [RequestRows(number, list(rows), self.spreads, control=self.control) for number, rows in by_number]
         object.__setattr__(self, "events", events)
 
     @property
@@ -75,13 +78,16 @@ class RunResults:
         return method if isinstance(method, dict) else {}
 
     @staticmethod
-    def read(folder: str, stored: Mapping[str, Any], spreads: Spreads | None = None) -> RunResults:
+    def read(
+        folder: str, stored: Mapping[str, Any], spreads: Spreads | None = None, control: Sequence[Point] = ()
+    ) -> RunResults:
         """From the JSON of results that `load_results` accepted.
 
         Args:
             folder: The name to print.
             stored: The object in `results.json`.
             spreads: What the comparison around it says about two Retrains.
+            control: Natural's path, from the comparison around it.
         """
         fields = ("schema", "recipe", "versions", "rows", "clients", "code")
         code = stored.get("code")
@@ -93,6 +99,7 @@ class RunResults:
             clients=stored.get("clients"),
             code=code if isinstance(code, dict) else {},
             spreads=spreads or Spreads(),
+            control=control,
             extra={key: value for key, value in stored.items() if key not in fields},
         )
 
@@ -225,8 +232,9 @@ def _runs_of(comparison: Comparison, folder: Path) -> list[RunResults]:
 
 def _run_of(comparison: Comparison, top: Path, place: Path) -> RunResults:
     inside = place.resolve().relative_to(top.resolve())
-    spreads = comparison.spreads_of(inside.parent.as_posix())
-    return RunResults.read(inside.as_posix(), load_results(place), spreads)
+    where = inside.parent.as_posix()
+    control = comparison.controls.get(where, ())
+    return RunResults.read(inside.as_posix(), load_results(place), comparison.spreads_of(where), control)
 
 
 def _refuse_missing(folder: Path, names: Sequence[str]) -> None:

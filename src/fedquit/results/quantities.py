@@ -5,6 +5,7 @@
 |---|---|
 | gap to Retrain of one request, with its sign | `request_gap` |
 | mean absolute gap to Retrain over requests, and its deviation | `absolute_gap` |
+| Natural's gap to Retrain at equal rounds | `natural_distance` |
 | Avg. gap | `average_gap` |
 | memory of the forgotten samples: forget less hold-out accuracy, against Retrain's | `sample_memory` |
 | knowledge of the client's distribution: hold-out accuracy, against Retrain's | `distribution_knowledge` |
@@ -64,6 +65,17 @@ def request_distance(request: RequestRows, phase: str, key: str) -> float | None
     if key == DISTANCE:
         return request.get(phase, key)
     gap = request_gap(request, phase, key)
+    return None if gap is None else abs(gap)
+
+
+def natural_distance(request: RequestRows, key: str) -> float | None:
+    """The size of Natural's gap to Retrain after as many rounds from the request on as the method took.
+
+    Args:
+        request: With its Retrain and its control.
+        key: An accuracy of `schema.ON_PATH`, with the suffix `_last` for the means over the last rounds.
+    """
+    gap = gaps.signed_gap(request.natural.get(f"natural_{key}"), request.get("retrained", key))
     return None if gap is None else abs(gap)
 
 

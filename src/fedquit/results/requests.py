@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fedquit.results.schema import PHASES, Row, number
+from fedquit.results.path import Point, natural_fields, path_points
+from fedquit.results.schema import NATURAL, PHASES, Row, number
 from fedquit.utils.names import each_named
 
 MANY_CLIENTS = 5  # more than so many are counted, not named
@@ -39,12 +40,14 @@ class RequestRows:
         rows: In the order of the phases.
         spreads: What the comparison around it says about two Retrains.
         over: How many requests were averaged into these rows.
+        control: Natural's path for the same target and seed, where a comparison ran it.
     """
 
     number: int
     rows: Sequence[Row]
     spreads: Spreads = field(default_factory=Spreads)
     over: int = 1
+    control: Sequence[Point] = ()
 
     @cached_property
     def _by_phase(self) -> dict[str, Row]:
@@ -76,7 +79,7 @@ class RequestRows:
         for row in self.rows:
             budget = number(row.get("budget"))
             if row["phase"] == "budget" and budget is not None:
-                ended[budget] = replace(self, rows=[*before, {**row, "phase": "recovered"}])
+                ended[budget] = replace(self, rows=[*before, {**row, "phase": "recovered"}], control=self.natural_path)
         return ended
 
     @property
@@ -127,6 +130,31 @@ class RequestRows:
         """A heading."""
         target = self.target_in_short
         return f"Forget {target}" if self.forgets else f"{target[:1].upper()}{target[1:]} joined"
+
+    @property
+    def path(self) -> list[Point]:
+        """The accuracies after every round from the request on."""
+        return path_points(self.row("recovered").get("path"))
+
+    @property
+    def natural_path(self) -> list[Point]:
+        """Natural's path for the same request, from this run or from the comparison around it."""
+        return path_points(self.row(NATURAL).get("path")) or path_points(self.control)
+
+    @property
+    def rounds_from_request(self) -> float | None:
+        """Rounds of unlearning and recovery together: what Natural is compared at."""
+        unlearning = self.get("unlearned", "rounds")
+        recovery = self.get("recovered", "rounds")
+        return None if unlearning is None or recovery is None else unlearning + recovery
+
+    @property
+    def natural(self) -> Mapping[str, float]:
+        """Natural's `natural_test_acc` and so on after as many rounds; empty where Natural did not run."""
+        from_path = natural_fields(self.natural_path, self.rounds_from_request, self.path)
+        row = self.row("recovered")
+        stored = {key: value for key in row if key.startswith("natural_") and (value := number(row[key])) is not None}
+        return from_path or stored
 
     @property
     def curve(self) -> list[Mapping[str, Any]]:

@@ -25,6 +25,7 @@ PHASES = {
     "unlearned": "Unlearned",
     "recovered": "Recovered",
 }
+NATURAL = "natural"  # the phase of the control: Natural for as many rounds as the method took
 AGAIN = "retrained again"  # the phase of Retrain with another seed, in comparisons only
 
 
@@ -92,6 +93,22 @@ def _canaries(kind: str) -> Iterator[Measure]:
 
 
 CANARY_KINDS = ("natural", "mislabelled")
+ON_PATH = {"test_acc": "Test", "retain_acc": "Retain", "forget_acc": "Forget", "holdout_acc": "Hold-out"}
+
+
+def _on_path() -> tuple[Measure, ...]:
+    """What is read from the accuracies round by round: Natural at equal rounds, means over windows of rounds."""
+    natural = [Measure(f"natural_{key}", f"Natural: {label}", "%") for key, label in ON_PATH.items()]
+    last = [Measure(f"{key}_last", f"{label}, last rounds", "%") for key, label in ON_PATH.items()]
+    natural += [Measure(f"natural_{key}_last", f"Natural: {label}, last rounds", "%") for key, label in ON_PATH.items()]
+    after = [
+        Measure(f"{key}_after_{end}", f"{label}, {end} rounds after the stop", "%")
+        for key, label in ON_PATH.items()
+        for end in (5, 10, 20)
+    ]
+    auc = Measure("natural_auc", "Natural: AUC against hold-out", "share")
+    return (*natural, auc, *last, _cost("last_rounds", "Rounds averaged", "rounds"), *after)
+
 
 _TABLE = (
     Measure("test_acc", "Test", "%", compared=True),
@@ -127,6 +144,7 @@ _TABLE = (
     *_tpr("leakage_tpr_at_0.001", "Two snapshots, TPR at 0.1 % FPR"),
     *(measure for kind in CANARY_KINDS for measure in _canaries(kind)),
     Measure("forget_js", "JS divergence", "nats"),
+    *_on_path(),
     Measure("price_of_forgetting", "Price of forgetting", "nats", over_recoveries=False),
     Measure("relearn_ratio", "Relearning", "× Retrain", over_recoveries=False),
     _cost("rounds", "Rounds", "rounds"),

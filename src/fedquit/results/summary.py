@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from fedquit.inference.gaps import GapVerdict
 from fedquit.results import quantities
 from fedquit.results.averages import mean
+from fedquit.results.path import AFTER
 from fedquit.results.quantities import PairedDifference
 from fedquit.results.references import mean_evidence
 from fedquit.results.requests import RequestRows
-from fedquit.results.schema import COMPARED, DISTANCE, number, numbers_in
+from fedquit.results.schema import COMPARED, DISTANCE, ON_PATH, number, numbers_in
 from fedquit.results.verdicts import read_verdicts
 from fedquit.results.words import holdout_verdict
 
@@ -62,6 +63,17 @@ class MethodSummary:
         tug_of_war_mia_spread: Of two Retrains.
         bytes_percent: Of Retrain's.
         computing_percent: In FLOPs, or in epochs where nobody counted FLOPs.
+        rounds_from_request: Mean rounds of unlearning and recovery together.
+        on_path: Test, retain, forget and hold-out accuracy at the recovery's stop, in percent.
+        on_path_gaps: Their mean absolute gaps to Retrain, in points.
+        natural: Natural's measures after as many rounds from the request on, by `test_acc` and so on, in percent.
+        natural_gaps: Natural's mean absolute gaps to Retrain at these rounds, in points.
+        last: The same accuracies as means over the last rounds of the path, ten at most.
+        last_rounds: How many rounds these are means over: the fewest of all requests.
+        last_gaps: Their mean absolute gaps to the means over Retrain's last rounds, in points.
+        natural_last: Natural's accuracies as means over the same rounds as `last`.
+        natural_last_gaps: Their mean absolute gaps to the means over Retrain's last rounds, in points.
+        after: By "5", "10" and "20": the accuracies over five rounds that end so many rounds after the stop.
         price_of_forgetting: The mean rise of the retained clients' loss through unlearning, in nats.
         sample_memory: Mean over the requests, in points; see `quantities.sample_memory`.
         distribution_knowledge: Mean over the requests, in points.
@@ -102,6 +114,17 @@ class MethodSummary:
     sample_memory: float | None = None
     distribution_knowledge: float | None = None
     holdout_verdicts: Mapping[str, float] = field(default_factory=dict)
+    rounds_from_request: float | None = None
+    on_path: Mapping[str, float] = field(default_factory=dict)
+    on_path_gaps: Mapping[str, float] = field(default_factory=dict)
+    natural: Mapping[str, float] = field(default_factory=dict)
+    natural_gaps: Mapping[str, float] = field(default_factory=dict)
+    last: Mapping[str, float] = field(default_factory=dict)
+    last_rounds: float | None = None
+    last_gaps: Mapping[str, float] = field(default_factory=dict)
+    natural_last: Mapping[str, float] = field(default_factory=dict)
+    natural_last_gaps: Mapping[str, float] = field(default_factory=dict)
+    after: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     seconds: float | None = None
     verdicts: Mapping[str, GapVerdict] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -144,6 +167,8 @@ _READERS: Mapping[str, Any] = {
     "verdicts": read_verdicts,
     **dict.fromkeys(("means", "gaps", "deviations", "unlearned", "spread", "budgets"), numbers_in),
     "holdout_verdicts": numbers_in,
+    **dict.fromkeys(("on_path", "on_path_gaps", "natural", "natural_gaps"), numbers_in),
+    **dict.fromkeys(("last", "last_gaps", "natural_last", "natural_last_gaps", "after"), numbers_in),
 }
 
 
@@ -195,6 +220,17 @@ def summarise(
         sample_memory=mean(quantities.sample_memory(request, "recovered") for request in requests),
         distribution_knowledge=mean(quantities.distribution_knowledge(request, "recovered") for request in requests),
         holdout_verdicts=count_verdicts(requests, "recovered"),
+        rounds_from_request=mean(request.rounds_from_request for request in requests),
+        on_path=path_levels(requests),
+        on_path_gaps=path_gaps(requests),
+        natural=natural_levels(requests),
+        natural_gaps=natural_gaps(requests),
+        last=path_levels(requests, "_last"),
+        last_rounds=min((request.get("recovered", "last_rounds") or 0.0 for request in requests), default=None),
+        last_gaps=path_gaps(requests, "_last"),
+        natural_last=natural_levels(requests, "_last"),
+        natural_last_gaps=natural_gaps(requests, "_last"),
+        after={str(end): levels for end in AFTER if (levels := path_levels(requests, f"_after_{end}"))},
         avg_gap=average,
         tug_of_war=quantities.tug_of_war(requests),
         tug_of_war_mia=quantities.tug_of_war(requests, "mia_yeom"),
@@ -259,6 +295,53 @@ def mean_levels(requests: Sequence[RequestRows], phase: str) -> dict[str, float]
     """
     means = {key: mean(request.get(phase, key) for request in requests) for key in COMPARED}
     return {key: level for key, level in means.items() if level is not None}
+
+
+def path_levels(requests: Sequence[RequestRows], suffix: str = "") -> dict[str, float]:
+    """The mean of each accuracy of a path over the requests that have it, in percent.
+
+    Args:
+        requests: Of one method.
+        suffix: "" at the recovery's stop, `_last` over the last rounds, `_after_5` and so on after the stop.
+    """
+    return _known({key: mean(request.get("recovered", key + suffix) for request in requests) for key in ON_PATH})
+
+
+def path_gaps(requests: Sequence[RequestRows], suffix: str = "") -> dict[str, float]:
+    """The mean absolute gap to Retrain in each accuracy of a path, in points.
+
+    Args:
+        requests: Of one method.
+        suffix: "" at the recovery's stop and at Retrain's end, `_last` over the last rounds of both.
+    """
+    measured = {key: quantities.absolute_gap(requests, key + suffix) for key in ON_PATH}
+    return {key: gap.mean for key, gap in measured.items() if gap is not None}
+
+
+def natural_levels(requests: Sequence[RequestRows], suffix: str = "") -> dict[str, float]:
+    """Natural's mean accuracies at the rounds of the method, over the requests that have a control.
+
+    Args:
+        requests: Of one method.
+        suffix: As for `path_gaps`.
+    """
+    names = {key: f"natural_{key}{suffix}" for key in ON_PATH}
+    return _known({key: mean(request.natural.get(name) for request in requests) for key, name in names.items()})
+
+
+def natural_gaps(requests: Sequence[RequestRows], suffix: str = "") -> dict[str, float]:
+    """Natural's mean absolute gap to Retrain at the rounds of the method, in points.
+
+    Args:
+        requests: Of one method.
+        suffix: As for `path_gaps`.
+    """
+    sizes = {key: mean(quantities.natural_distance(r, key + suffix) for r in requests) for key in ON_PATH}
+    return _known(sizes)
+
+
+def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
+    return {key: value for key, value in numbers.items() if value is not None}
 
 
 def mean_gaps(requests: Sequence[RequestRows], phase: str) -> tuple[dict[str, float], dict[str, float]]:

@@ -66,13 +66,15 @@ def gap_sample(runs: Runs, retrains: Runs, key: str) -> GapSample:
     """The values of one method in one measure, beside those of Retrain.
 
     Targets that share a seed share an Original (or the initial weights of Retrain): they are not independent, and only
-    the seeds that all of them have are kept, in one order.
+    the seeds that all of them have are kept, in one order. Where all have means over equally many last rounds, these are
+    the values, as a single round wobbles.
 
     Args:
         runs: By target and seed of the run, the method's row.
         retrains: By target and seed, the rows of Retrain.
         key: Which measure.
     """
+    key = _judged_key(runs, retrains, key)
     ours = {target: _values(by_seed, key) for target, by_seed in runs.items()}
     theirs = {target: _values(retrains.get(target, {}), key) for target in runs}
     targets = [target for target in runs if ours[target] and theirs[target]]
@@ -83,6 +85,15 @@ def gap_sample(runs: Runs, retrains: Runs, key: str) -> GapSample:
         ours = _in_all(ours)
         theirs = _in_all(theirs)
     return GapSample([_array(ours[t]) for t in targets], [_array(theirs[t]) for t in targets], shared)
+
+
+def _judged_key(runs: Runs, retrains: Runs, key: str) -> str:
+    """The mean over the last rounds, where method and Retrain have it over equally many; else the last round's value."""
+    both = [runs, {target: retrains.get(target, {}) for target in runs}]
+    rows = [row for side in both for by_seed in side.values() for row in by_seed.values()]
+    averaged = f"{key}_last"
+    alike = len({number(row.get("last_rounds")) for row in rows}) == 1
+    return averaged if rows and alike and all(number(row.get(averaged)) is not None for row in rows) else key
 
 
 def _values(by_seed: BySeed, key: str) -> dict[int, float]:
@@ -168,6 +179,7 @@ def retrain_table(retrains: Runs, clients: Mapping[Any, Sequence[int]]) -> list[
     table = []
     for target, by_seed in retrains.items():
         for seed, row in sorted(by_seed.items()):
-            measures = {key: value for key in JUDGED if (value := number(row.get(key))) is not None}
+            keys = (*JUDGED, *(f"{key}_last" for key in JUDGED), "last_rounds")
+            measures = {key: value for key in keys if (value := number(row.get(key))) is not None}
             table.append({"clients": list(clients[target]), "seed": seed, **measures})
     return table

@@ -107,6 +107,8 @@ class RecoverRecipe:
     until: Literal["retrained", "retrained-mean-of-3", "rounds"] = "retrained"
     max_rounds: int = 30  # at most; with until = "rounds", exactly
     budgets: tuple[float, ...] = ()  # also evaluate the model once it has cost these shares of Retrain's bytes
+    follow: int = 0  # rounds of ordinary training that are recorded after the recovery's stop, without effect on it
+    control: bool = False  # also run Natural for as many rounds as the method took; `fedquit compare` always does
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,7 @@ class Recipe:
         _check(0 <= self.data.holdout < 1, "data.holdout must be at least 0 and below 1")
         _check(0 <= self.data.public < 1, "data.public must be at least 0 and below 1")
         _check(self.recover.max_rounds >= 0, "recover.max_rounds must be at least 0")
+        _check(self.recover.follow >= 0, "recover.follow must be at least 0 rounds")
         _ = self.train.training()
         _check(all(0 < b <= 1 for b in self.recover.budgets), "recover.budgets must lie above 0 and at most at 1")
         _check(self.retrain or not self.recover.budgets, "budgets are shares of Retrain's cost; set retrain = true")

@@ -11,6 +11,7 @@ from typing import Any
 from fedquit.audit.evaluation import Evaluation
 from fedquit.core import Params, Request, State
 from fedquit.core.params import fingerprint
+from fedquit.results.path import LAST
 from fedquit.running.recipe import Recipe
 from fedquit.running.session import Progress
 from fedquit.running.store import Memories
@@ -18,6 +19,7 @@ from fedquit.utils.files import read_json_rows, write_json
 
 Row = dict[str, Any]
 Point = dict[str, float]
+PathPoint = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,109 @@ class RowMaker:
         }
 
 
+class PathRecorder:
+    """The accuracies after every round of a phase, on disk as soon as they are measured.
+
+    Attributes:
+        points: One for each round; `round` counts from the request on.
+    """
+
+    def __init__(
+        self, evaluation: Evaluation, file: Path, phase: str, *, rounds_before: int = 0, bytes_before: float = 0
+    ) -> None:
+        """Go on with what the file holds.
+
+        Args:
+            evaluation: Judges the models.
+            file: Of the points.
+            phase: `unlearning`, `recovery` or `followed`.
+            rounds_before: From the request to the beginning of the phase.
+            bytes_before: What those rounds sent.
+        """
+        self._evaluation = evaluation
+        self._file = file
+        self._phase = phase
+        self._rounds_before = rounds_before
+        self._bytes_before = bytes_before
+        self.points: list[PathPoint] = read_json_rows(file, "round", "phase")
+
+    def record(self, progress: Progress) -> None:
+        """Evaluate the model after a round; before the first round there is nothing to add to the phase before."""
+        if progress.state.round == 0:
+            return
+        rounds = self._rounds_before + progress.state.round
+        point = {"round": rounds, "phase": self._phase, **self._evaluation.point(progress.state.params)}
+        point["bytes"] = self._bytes_before + progress.costs.bytes
+        self.points = [*(earlier for earlier in self.points if earlier["round"] < rounds), point]
+        write_json(self._file, self.points)
+
+
+class LastRounds:
+    """The accuracies after each of the last rounds of a training, kept beside it in the cache.
+
+    Attributes:
+        points: One for each of the last `results.path.LAST` rounds that was evaluated.
+    """
+
+    def __init__(self, evaluation: Evaluation, folder: Path, rounds: int) -> None:
+        """Go on with what the folder holds.
+
+        Args:
+            evaluation: Judges the models; for other sets of examples there is another file.
+            folder: Of the training.
+            rounds: That the training takes.
+        """
+        self._evaluation = evaluation
+        self._file = folder / f"rounds-{evaluation.fingerprint}.json"
+        self._rounds = rounds
+        self.points: list[PathPoint] = read_json_rows(self._file, "round", "phase")
+
+    @property
+    def complete(self) -> bool:
+        """Whether each of the last rounds was evaluated."""
+        return [point["round"] for point in self.points] == list(range(self._first, self._rounds + 1))
+
+    @property
+    def _first(self) -> int:
+        return max(1, self._rounds - LAST + 1)
+
+    def record(self, progress: Progress) -> None:
+        """Evaluate the model after a round, if it is one of the last and has no point yet."""
+        done = progress.state.round
+        if done < self._first or any(point["round"] == done for point in self.points):
+            return
+        point = {"round": done, "phase": "training", **self._evaluation.point(progress.state.params)}
+        point["bytes"] = progress.costs.bytes
+        self.points = sorted([*self.points, point], key=lambda one: int(one["round"]))
+        write_json(self._file, self.points)
+
+
+def request_point(evaluation: Evaluation, found: Progress) -> PathPoint:
+    """Round 0 of a path: the model that the request found."""
+    return {"round": 0, "phase": "original", **evaluation.point(found.state.params), "bytes": 0}
+
+
 class Recovery:
     """One recovery, round by round, with the accuracies so far on disk.
 
     Attributes:
         memories: What server and clients remember during this recovery.
         curve: A point for each round: `round`, `test_acc`, `forget_acc` (in percent) and the `bytes` so far.
+        path: The accuracies after every round, from the request on.
         progress: Model and costs after the last round.
         test_accuracy: Of that model, in percent.
     """
 
-    def __init__(self, rounds: Iterator[Progress], evaluation: Evaluation, curve: Path, memories: Memories) -> None:
+    def __init__(
+        self,
+        rounds: Iterator[Progress],
+        evaluation: Evaluation,
+        curve: Path,
+        memories: Memories,
+        path: PathRecorder,
+    ) -> None:
         self._rounds = rounds
+        self.path = path
         self._evaluation = evaluation
         self._path = curve
         self.memories = memories
@@ -97,6 +190,7 @@ class Recovery:
         before = [earlier for earlier in self.curve if earlier["round"] < self.state.round]
         self.curve = [*before, point]
         write_json(self._path, self.curve)
+        self.path.record(progress)
 
     def step(self) -> None:
         """Run one more round."""

@@ -29,16 +29,17 @@ from fedquit.engine import computing
 from fedquit.errors import InputError, StoreError
 from fedquit.results.averages import mean_curve, mean_of_recoveries
 from fedquit.results.folders import RESULTS, refuse_overwriting, write_results
-from fedquit.results.schema import SCHEMA
+from fedquit.results.path import durability, last_rounds, mean_path, natural_fields
+from fedquit.results.schema import NATURAL, SCHEMA
 from fedquit.running.lifecycle import Life, recovery_is_over, recovery_rounds
 from fedquit.running.membership import Membership
-from fedquit.running.recipe import EventRecipe, Recipe, without_later_defaults
-from fedquit.running.rows import Recovery, Row, RowMaker
+from fedquit.running.recipe import EventRecipe, Recipe, RecoverRecipe, without_later_defaults
+from fedquit.running.rows import PathPoint, PathRecorder, Recovery, Row, RowMaker, request_point
 from fedquit.running.session import Event, Progress
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.simulation import Simulation, UnlearnedRequest, joined
 from fedquit.running.store import locked, save_params
-from fedquit.running.training_cache import Attached, Reporter, Silent, train
+from fedquit.running.training_cache import Attached, Federated, Reporter, Silent, train
 from fedquit.utils.files import append_line, read_json, read_json_rows, write_json
 from fedquit.utils.version import code_version
 
@@ -104,20 +105,56 @@ def retrain_again(recipe: Recipe, cache: Path, *, number: int = 0, reporter: Rep
         Its row, with its own seed as `retrain_seed`.
     """
     other = dataclasses.replace(recipe, seed=retrain_seed(recipe.seed, number))
-    again = retrained(other, cache, reporter or Silent(), "Retrain with another seed, for the spread")
+    title = "Retrain with another seed, for the spread"
+    trained_again = _retrain(other, cache, reporter or Silent(), title)
+    again = trained_again.progress
     reference = retrained(recipe, cache, Silent())
     evaluation = evaluation_of(build_setup(recipe))
     row = RowMaker(evaluation, recipe, 0, _request(recipe.request[0]))
     distance = evaluation.distance(again.state.params, reference.state.params)
-    return row("retrain", "retrained again", again) | distance | {"retrain_seed": other.seed}
+    read = _of_last_rounds(trained_again)
+    return row("retrain", "retrained again", again) | distance | read | {"retrain_seed": other.seed}
+
+
+def natural_control(
+    recipe: Recipe, out: Path, cache: Path, rounds: int, *, reporter: Reporter, attached: Attached
+) -> list[PathPoint]:
+    """Natural's path for the recipe's first request, whichever method the recipe names: the control of a comparison.
+
+    Args:
+        recipe: With one request to forget.
+        out: The folder for it; a longer path goes on from what is there.
+        cache: Of trainings.
+        rounds: From the request on.
+        reporter: Is told how far it is.
+        attached: Methods that watch the training, so that Original is the one that the methods found.
+    """
+    recover = RecoverRecipe(until="rounds", max_rounds=0)  # the number of rounds is no part of what the folder holds
+    plain = dataclasses.replace(recipe, method={"name": "natural"}, recover=recover)
+    setup = build_setup(plain)
+    with locked(out):
+        _claim(out, setup)
+        return _RecipeRun(setup, out, cache, reporter, attached).natural_path(rounds)
 
 
 def retrained(recipe: Recipe, cache: Path, reporter: Reporter, title: str = "Retrain: from scratch") -> Progress:
     """Retrain for the recipe's first request alone, from the cache where it is there."""
+    return _retrain(recipe, cache, reporter, title).progress
+
+
+def _retrain(recipe: Recipe, cache: Path, reporter: Reporter, title: str) -> Federated:
     setup = build_setup(recipe)
     event = recipe.request[0]
-    data = _marked(event, setup.data, recipe).after(_request(event))
-    return train(setup, data, cache, reporter=reporter, title=title).progress
+    marked = _marked(event, setup.data, recipe)
+    evaluation = _evaluation(setup, marked, _request(event))
+    data = marked.after(_request(event))
+    return train(setup, data, cache, reporter=reporter, title=title, evaluation=evaluation)
+
+
+def _of_last_rounds(retrained: Federated) -> Row:
+    """The fields of Retrain's row that come from its last rounds, where they were recorded."""
+    path = list(retrained.last_rounds)
+    return {"path": path, **last_rounds(path)} if path else {}
 
 
 def require_servable(setup: Setup, event: EventRecipe) -> None:
@@ -254,18 +291,21 @@ class _RecipeRun:
         audited = evaluation.one_run_audit(before)
         yield row("original", "original", original) | evaluation.true_logits(before) | audited
 
-        retrained = self._retrained(data.after(request))
+        gold = self._retrained(data.after(request), evaluation)
+        retrained = gold.progress if gold else None
         reference = retrained.state.params if retrained else None
-        if retrained:
-            yield row("retrain", "retrained", retrained) | evaluation.against(before, retrained.state.params, None)
+        if gold and retrained:
+            against = evaluation.against(before, retrained.state.params, None)
+            yield row("retrain", "retrained", retrained) | against | _of_last_rounds(gold)
 
-        unlearned = self.simulation.unlearn(request, data)
+        unlearned, unlearning = self._unlearn(request, data, evaluation, number)
         params = unlearned.progress.state.params
         price = {"price_of_forgetting": evaluation.price_of_forgetting(before, params)}
         against = evaluation.against(before, params, reference)
         yield row(self.method_name, "unlearned", unlearned.progress) | price | against
 
         recoveries = self._recover(unlearned, evaluation, reference)
+        unlearning = [request_point(evaluation, original), *unlearning]
         for recovery in recoveries:
             recovery.memories.close()
         rows = []
@@ -276,17 +316,99 @@ class _RecipeRun:
         if not model.exists():
             save_params(model, recoveries[0].state.params)
         relearned = self._relearned(evaluation, original, recoveries[0].state, reference) if reference else {}
-        yield mean_of_recoveries(rows) | {"curve": mean_curve([r.curve for r in recoveries])} | relearned
+        path = mean_path([[*unlearning, *r.path.points] for r in recoveries])
+        path += self._follow(unlearned, recoveries[0], evaluation)
+        rounds = unlearned.progress.state.round + recoveries[0].state.round
+        recovered = mean_of_recoveries(rows) | {"curve": mean_curve([r.curve for r in recoveries]), "path": path}
+        recovered |= last_rounds(path) | durability(path)
+        if not self.recipe.recover.control:
+            yield recovered | relearned
+        else:
+            control = self._control(unlearned, original, evaluation, row, reference, rounds)
+            yield recovered | natural_fields(control["path"], rounds, path) | relearned
+            yield control
         if retrained:
             yield from self._at_budgets(unlearned, row, retrained)
         self.simulation.erase(unlearned, recoveries[0].progress, recoveries[0].memories)
 
-    def _retrained(self, data: FederatedData) -> Progress | None:
-        """Retrain on what remains, where the recipe wants it."""
+    def _unlearn(
+        self, request: Request, data: FederatedData, evaluation: Evaluation, number: int
+    ) -> tuple[UnlearnedRequest, list[PathPoint]]:
+        """The unlearning, with the accuracies after each of its rounds."""
+        file = self.out / f"request-{number}" / "path-unlearning.json"
+        recorder = PathRecorder(evaluation, file, "unlearning")
+        return self.simulation.unlearn(request, data, recorder.record), recorder.points
+
+    def _control(
+        self,
+        unlearned: UnlearnedRequest,
+        original: Progress,
+        evaluation: Evaluation,
+        row: RowMaker,
+        reference: Params | None,
+        rounds: int,
+    ) -> Row:
+        """The row of Natural after so many rounds from the request on; its path goes on as the method's does."""
+        file = unlearned.folder / "natural.json"
+        stored: list[Row] = read_json_rows(file, "phase", "rounds")
+        if not stored:
+            natural, _ = self._natural(unlearned, original, evaluation, rounds)
+            against = evaluation.against(original.state.params, natural.state.params, reference)
+            stored = [row("natural", NATURAL, natural) | against]
+            write_json(file, stored)
+        _, path = self._natural(unlearned, original, evaluation, rounds + self.recipe.recover.follow)
+        return {**stored[0], "path": path}
+
+    def _natural(
+        self, unlearned: UnlearnedRequest, original: Progress, evaluation: Evaluation, rounds: int
+    ) -> tuple[Progress, list[PathPoint]]:
+        """Natural for so many rounds from the model that the request found, and its path from there."""
+        recorder = PathRecorder(evaluation, unlearned.folder / "path-natural.json", "recovery")
+        phase = self.simulation.natural(unlearned, original.state)
+        progress = next(phase)
+        recorder.record(progress)
+        self.reporter.phase("Control: Natural, which unlearns nothing", rounds, progress.state.round)
+        while progress.state.round < rounds:
+            progress = next(phase)
+            recorder.record(progress)
+            self.reporter.round(progress.state.round, "")
+        return progress, [request_point(evaluation, original), *recorder.points]
+
+    def _follow(self, unlearned: UnlearnedRequest, recovery: Recovery, evaluation: Evaluation) -> list[PathPoint]:
+        """The path after the recovery's stop: rounds of ordinary training that change nothing but are recorded."""
+        rounds = self.recipe.recover.follow
+        if not rounds:
+            return []
+        stop = recovery.state.round
+        recorder = self._recorder(unlearned, evaluation, "path-followed.json", "followed")
+        phase = self.simulation.follow(unlearned, recovery.progress, recovery.memories)
+        progress = next(phase)
+        self.reporter.phase("After the recovery: what lasts", rounds, progress.state.round - stop)
+        while True:
+            if progress.state.round > stop:
+                recorder.record(progress)
+            if progress.state.round >= stop + rounds:
+                return recorder.points
+            progress = next(phase)
+            self.reporter.round(progress.state.round - stop, "")
+
+    def natural_path(self, rounds: int) -> list[PathPoint]:
+        """Serve the recipe's only request with Natural, for so many rounds, and return its path."""
+        self._train_original()
+        event = self.recipe.request[0]
+        request = _request(event)
+        data = _marked(event, self.simulation.data, self.recipe)
+        evaluation = _evaluation(self.setup, data, request)
+        original = self.simulation.progress
+        unlearned = self.simulation.unlearn(request, data)
+        return self._natural(unlearned, original, evaluation, rounds)[1]
+
+    def _retrained(self, data: FederatedData, evaluation: Evaluation) -> Federated | None:
+        """Retrain on what remains, where the recipe wants it, with the accuracies after its last rounds."""
         if not self.recipe.retrain:
             return None
         title = "Retrain: from scratch, without them"
-        return train(self.setup, data, self.cache, reporter=self.reporter, title=title).progress
+        return train(self.setup, data, self.cache, reporter=self.reporter, title=title, evaluation=evaluation)
 
     def _recover(self, unlearned: UnlearnedRequest, evaluation: Evaluation, reference: Params | None) -> list[Recovery]:
         """Ordinary training without the forgotten data, until the test accuracy reaches Retrain's or rounds are up.
@@ -300,7 +422,9 @@ class _RecipeRun:
         recoveries = []
         for i in range(3 if spec.until == "retrained-mean-of-3" else 1):
             run = self.simulation.recovery(unlearned, f"recovery-{i}", f"recovered-{i}", i)
-            recoveries.append(Recovery(run.rounds, evaluation, unlearned.folder / f"curve-{i}.json", run.memories))
+            recorder = self._recorder(unlearned, evaluation, f"path-{i}.json")
+            curve = unlearned.folder / f"curve-{i}.json"
+            recoveries.append(Recovery(run.rounds, evaluation, curve, run.memories, recorder))
         self.reporter.phase("Recovery: ordinary training goes on", most, recoveries[0].state.round)
         while True:
             behind = min(r.state.round for r in recoveries)
@@ -312,6 +436,19 @@ class _RecipeRun:
             for recovery in recoveries:
                 if recovery.state.round == behind:
                     recovery.step()
+
+    def _recorder(
+        self, unlearned: UnlearnedRequest, evaluation: Evaluation, name: str, phase: str = "recovery"
+    ) -> PathRecorder:
+        """Records what follows the unlearning, in a file of the request's folder."""
+        before = unlearned.progress
+        return PathRecorder(
+            evaluation,
+            unlearned.folder / name,
+            phase,
+            rounds_before=before.state.round,
+            bytes_before=before.costs.bytes,
+        )
 
     def _target(self, evaluation: Evaluation, reference: Params | None) -> float:
         """Retrain's test accuracy in percent; beyond reach where there is no Retrain."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from fedquit.core import ClientId, Memory, Request, State, Trained
 from fedquit.core.method import Method
 from fedquit.data.federated import FederatedData
 from fedquit.errors import FedquitError, RequestError
+from fedquit.methods.baselines import Natural
 from fedquit.running import lifecycle
 from fedquit.running.costs import Costs, Metered
 from fedquit.running.lifecycle import Hooks, Life, TransitionError
@@ -151,12 +152,15 @@ class Simulation:
 
     # A request: unlearn, recover, erase.
 
-    def unlearn(self, request: Request, marked: FederatedData) -> UnlearnedRequest:
+    def unlearn(
+        self, request: Request, marked: FederatedData, after_round: Callable[[Progress], None] | None = None
+    ) -> UnlearnedRequest:
         """Serve a request up to the end of its unlearning.
 
         Args:
             request: who is to be forgotten, of the members.
             marked: the data, with the examples of the request marked.
+            after_round: is given where the unlearning stands at first, and each further round.
 
         Raises:
             FedquitError: the method cannot serve the request, and there is no fallback that could.
@@ -164,18 +168,24 @@ class Simulation:
         self._enter(self.life.begin_unlearning(request, rounds=self.state.round))
         try:
             self.setup.method.check(request)
-            unlearned = self._unlearn(self.setup.method, request, marked)
+            unlearned = self._unlearn(self.setup.method, request, marked, after_round)
         except FedquitError as error:
             if self.fallback is None or not lifecycle.is_reason_to_fall_back(error):
                 raise
             self.life = self.life.fall_back()
-            unlearned = self._unlearn(self.fallback, request, marked)
+            unlearned = self._unlearn(self.fallback, request, marked, after_round)
         self._enter(self.life.begin_recovery(), unlearned.progress.state)
         self.data_before_leaving |= dict.fromkeys(request.clients, self.data)
         self.data = unlearned.retained
         return unlearned
 
-    def _unlearn(self, method: Method, request: Request, marked: FederatedData) -> UnlearnedRequest:
+    def _unlearn(
+        self,
+        method: Method,
+        request: Request,
+        marked: FederatedData,
+        after_round: Callable[[Progress], None] | None,
+    ) -> UnlearnedRequest:
         folder = self._event_folder / "fallback" if self.life.phase.fallback else self._event_folder
         memories = Memories.open(folder / "unlearning", self.memories, self.setup.device)
         examples = {c: len(self.data.view(c, "all")) for c in self.data.clients}
@@ -190,7 +200,8 @@ class Simulation:
 
         file = StateFile(folder / "unlearned.safetensors")
         phase = advance(session, self.life.phase.name, self.state, step, file, rounds, meter)
-        progress = driven(phase, self._reporter, f"Unlearning: {self.method_name}", rounds)
+        seen = phase if after_round is None else _told(phase, after_round)
+        progress = driven(seen, self._reporter, f"Unlearning: {self.method_name}", rounds)
         return UnlearnedRequest(request, folder, marked.after(request), trained, memories, method, progress)
 
     def recovery(
@@ -217,6 +228,52 @@ class Simulation:
         name = self.life.phase.name + (f"-run{run}" if run else "")
         file = StateFile(unlearned.folder / f"{states}.safetensors")
         return RecoveryRun(advance(session, name, self.state, step, file, meter=meter), memories)
+
+    def natural(self, unlearned: UnlearnedRequest, found: State) -> Iterator[Progress]:
+        """Natural from the model that the request found: no unlearning, ordinary training without the forgotten data.
+
+        It draws the random numbers that a run of Natural would draw, and leaves this federation as it is.
+
+        Args:
+            unlearned: the request.
+            found: the model that it found.
+        """
+        if self.life.phase.kind != "recover":
+            raise TransitionError(f"a federation in phase {self.life.phase.name!r} serves no request: unlearn first.")
+        memories = Memories.open(unlearned.folder / "natural", device=self.setup.device)
+        start = lifecycle.entered("recover", found).settled()
+        return self._ordinary(unlearned, memories, start, StateFile(unlearned.folder / "natural.safetensors"))
+
+    def follow(self, unlearned: UnlearnedRequest, recovered: Progress, memories: Memories) -> Iterator[Progress]:
+        """Ordinary training from the end of a recovery, to see what lasts; it leaves this federation as it is.
+
+        The rounds and costs go on counting from the recovery's.
+
+        Args:
+            unlearned: the request.
+            recovered: where its recovery ended.
+            memories: as the recovery left them.
+        """
+        if self.life.phase.kind != "recover":
+            raise TransitionError(f"a federation in phase {self.life.phase.name!r} has no recovery to follow.")
+        above = Memories.open(unlearned.folder / "followed", memories)
+        file = StateFile(unlearned.folder / "followed.safetensors")
+        if not file.path.exists():
+            file.save(recovered.state.settled(), recovered.seconds, asdict(recovered.costs))
+        return self._ordinary(unlearned, above, recovered.state.settled(), file)
+
+    def _ordinary(
+        self, unlearned: UnlearnedRequest, memories: Memories, start: State, file: StateFile
+    ) -> Iterator[Progress]:
+        """Ordinary training of the retained clients, which no method watches, under the recovery's addresses."""
+        session, meter = self._federation(unlearned.retained, memories)
+        session.log = _ignore  # the log is that of the recovery
+        hooks = Hooks({}, memories.of, None)
+
+        def step(state: State) -> State:
+            return lifecycle.recovery_round(Natural(), hooks, meter, state, unlearned.trained, unlearned.request)
+
+        return advance(session, self.life.phase.name, start, step, file, meter=meter)
 
     def erase(self, unlearned: UnlearnedRequest, progress: Progress, memories: Memories) -> None:
         """End a recovery: nothing lies under the names of the request's clients any more, and training may go on.
@@ -271,6 +328,12 @@ class Simulation:
         session = Session(engine, self.setup.recipe.seed, present, journal, memories.own, self._log)
         at_home = self.setup.method.at_home
         return session, Metered(session, lambda: memories.stored(self.method_name, at_home), self.setup.flops)
+
+
+def _told(rounds: Iterator[Progress], after_round: Callable[[Progress], None]) -> Iterator[Progress]:
+    for progress in rounds:
+        after_round(progress)
+        yield progress
 
 
 def _hide(memory: Memory, wanted: Callable[[str], bool]) -> None:

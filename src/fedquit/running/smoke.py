@@ -21,7 +21,7 @@ from fedquit.data.cifar import CIFAR10, CIFAR100, SIDE
 from fedquit.data.cub import IMAGENET_MEAN, IMAGENET_STD, Birds
 from fedquit.data.federated import Dataset
 from fedquit.data.preprocessing import Pixels
-from fedquit.running.recipe import DataRecipe, EventRecipe, ModelRecipe, Recipe
+from fedquit.running.recipe import DataRecipe, EventRecipe, ModelRecipe, Recipe, RecoverRecipe
 from fedquit.utils.names import lookup
 
 STAYING = 2  # clients beside those that a request names
@@ -53,9 +53,14 @@ def smoke(recipe: Recipe) -> Recipe:
         model=_model(recipe.model),
         train=train,
         request=tuple(_event(event, number) for event in recipe.request),
-        recover=replace(recipe.recover, until="rounds", max_rounds=1),  # chance accuracy would end it at once
+        recover=_recover(recipe.recover),
         evaluate=replace(recipe.evaluate, relearn=min(recipe.evaluate.relearn, 1)),
     )
+
+
+def _recover(spec: RecoverRecipe) -> RecoverRecipe:
+    """Return a recovery of one round: chance accuracy would end it at once."""
+    return replace(spec, until="rounds", max_rounds=1, follow=min(spec.follow, 1))
 
 
 def _event(event: EventRecipe, number: dict[ClientId, ClientId]) -> EventRecipe:

@@ -11,18 +11,20 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fedquit.audit.evaluation import Evaluation
 from fedquit.core import Request, State, Trained
 from fedquit.core.params import nbytes
 from fedquit.data.federated import FederatedData
 from fedquit.errors import StoreError
 from fedquit.running.costs import Metered
 from fedquit.running.lifecycle import Attached, Hooks
-from fedquit.running.recipe import without_later_defaults
+from fedquit.running.recipe import Recipe, without_later_defaults
+from fedquit.running.rows import LastRounds, PathPoint
 from fedquit.running.session import Progress, Session, advance
 from fedquit.running.setup import Setup
 from fedquit.running.store import Memories, StateFile, locked
@@ -60,6 +62,7 @@ class Federated:
     trained: Trained
     memories: Memories
     progress: Progress
+    last_rounds: Sequence[PathPoint] = ()  # the accuracies after each of its last rounds, where they were recorded
 
 
 def train(
@@ -71,6 +74,7 @@ def train(
     title: str = "",
     attached: Attached | None = None,
     request: Request | None = None,
+    evaluation: Evaluation | None = None,
 ) -> Federated:
     """Train a federation from scratch, or take it from the cache.
 
@@ -82,6 +86,9 @@ def train(
         title: under which it is reported.
         attached: methods that prepare for the request: they watch, or replace a client's task.
         request: that they prepare for; without one, none is attached.
+        evaluation: judges the models after the last rounds, whose accuracies are kept beside the training. A cached
+            training that lacks them, of an older version, is repeated for a recipe that reads them
+            (`reads_last_rounds`), and taken as it is for any other.
     """
     shaping = {name: m for name, m in (attached or {}).items() if m.shapes_training} if request else {}
     folder = cache / training_hash(setup, data, shaping, request)
@@ -90,11 +97,47 @@ def train(
         file = StateFile(folder / "state.safetensors")
         if not file.path.exists():
             require_disk(setup, folder, shaping)
+        total = setup.training.rounds
+        recorder = LastRounds(evaluation, folder, total) if evaluation else None
         rounds = _rounds(setup, data, memories, file, Hooks(shaping, memories.of, request))
-        progress = driven(rounds, reporter, title, setup.training.rounds)
+        progress = driven(_recorded(rounds, recorder), reporter, title, total)
+        if recorder and not recorder.complete and reads_last_rounds(setup.recipe):
+            again = f"{title}, once more: its last rounds were not recorded".lstrip(", ")
+            _repeat(setup, data, folder / "again", recorder, Hooks(shaping, memories.of, request), reporter, again)
+    last = recorder.points if recorder and recorder.complete else ()
     examples = {c: len(data.view(c, "all")) for c in data.clients}
     trained = Trained(progress.state.params, setup.initial, setup.training, examples, {})
-    return Federated(trained, memories, progress)
+    return Federated(trained, memories, progress, last)
+
+
+def reads_last_rounds(recipe: Recipe) -> bool:
+    """Whether a recipe averages over last rounds: the paper's stop reads a single one, fixed numbers of rounds many."""
+    return recipe.recover.until == "rounds"
+
+
+def _recorded(rounds: Iterator[Progress], recorder: LastRounds | None) -> Iterator[Progress]:
+    for progress in rounds:
+        if recorder:
+            recorder.record(progress)
+        yield progress
+
+
+def _repeat(
+    setup: Setup,
+    data: FederatedData,
+    folder: Path,
+    recorder: LastRounds,
+    hooks: Hooks,
+    reporter: Reporter,
+    title: str,
+) -> None:
+    """Train once more in a folder of its own, for the last rounds alone; the model in the cache stays."""
+    memories = Memories.open(folder, device=setup.device)
+    plain = Hooks(hooks.attached, memories.of, hooks.request)
+    rounds = _rounds(setup, data, memories, StateFile(folder / "state.safetensors"), plain)
+    driven(_recorded(rounds, recorder), reporter, title, setup.training.rounds)
+    memories.close()
+    shutil.rmtree(folder)
 
 
 def _rounds(setup: Setup, data: FederatedData, memories: Memories, file: StateFile, hooks: Hooks) -> Iterator[Progress]:

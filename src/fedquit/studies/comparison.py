@@ -2,19 +2,21 @@
 """The comparison that papers print: every method, for several targets and seeds, against Retrain.
 
 All chosen methods watch the one training of a seed; Original and Retrain are trained once and shared. A method that
-fails, for one target or for all, is a line that says why; the others go on. What the table says is computed in
+fails, for one target or for all, is a line that says why; the others go on. Natural runs as a control beside them, once
+for each target and seed, for as many rounds as the longest method. What the table says is computed in
 `fedquit.results.comparison`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from fedquit.core.method import Method
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.inference.gaps import Margin
 from fedquit.methods import METHODS
@@ -23,7 +25,7 @@ from fedquit.results.folders import COMPARISON, refuse_overwriting, write_compar
 from fedquit.results.schema import Row
 from fedquit.results.summary import MethodSummary
 from fedquit.running.recipe import EventRecipe, Recipe, build
-from fedquit.running.runner import require_servable, retrain_again, retrained, run, say_engine
+from fedquit.running.runner import natural_control, require_servable, retrain_again, retrained, run, say_engine
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.training_cache import Reporter, require_disk
 from fedquit.studies.many_models import gathered, require_enough
@@ -33,6 +35,7 @@ from fedquit.utils.version import code_version
 
 WORK = "fedquit.studies.comparison:work"
 SPREAD = "Retrain-vs-Retrain spread"
+CONTROL = "control"  # Natural, beside every method; the name of its folder
 
 
 class Overview(Reporter, Protocol):
@@ -137,7 +140,14 @@ def compare(
             job = _job("run", variants[outcome.method], outcome, cache)
             runs[outcome.key] = {**job, "attached": attached, "references": references}
     spreads = _retrain_jobs(recipe, by_target, retrain_seeds, out, cache)
-    answers = _carried_out(runs, spreads, overview, jobs or fitting_jobs(setup))
+    naturals = [Outcome(CONTROL, target, seed, _folder(out, seed, target, CONTROL)) for target, seed in places]
+
+    def controls(done: Mapping[Key, Answer]) -> dict[Key, Job]:
+        """Natural for each target and seed, for as many rounds as the longest method took there."""
+        plain = {outcome.key: {**_job("control", recipe, outcome, cache), "attached": attached} for outcome in naturals}
+        return {key: {**job, "rounds": _longest(done, key)} for key, job in plain.items()}
+
+    answers = _carried_out(runs, spreads, controls, overview, jobs or fitting_jobs(setup))
     outcomes = [outcome if outcome.failure else _with_answer(outcome, answers[outcome.key]) for outcome in planned]
     retrains: dict[Target, list[Row]] = {}
     for key in spreads:
@@ -155,6 +165,7 @@ def compare(
         out,
         retrains=retrains if retrain_seeds > 1 else None,
         margin=margin,
+        controls={outcome.place: answers[outcome.key]["path"] for outcome in naturals},
     )
     write_comparison(out, comparison)
     return list(comparison.table), outcomes
@@ -191,6 +202,18 @@ def _retrain_jobs(
             outcome = Outcome(f"Retrain {number + 1} of {retrain_seeds}", target, seeds[0], out)
             jobs[outcome.key] = {**_job("again", recipe, outcome, cache), "number": number}
     return jobs
+
+
+def _longest(done: Mapping[Key, Answer], control: Key) -> int:
+    """The most rounds from the request on that a method took for the target and seed of a control."""
+    taken = [0]
+    for key, answer in done.items():
+        if key[1:] == control[1:] and "rows" in answer:
+            rounds = {row["phase"]: row["rounds"] for row in answer["rows"]}
+            recovered = next(row for row in answer["rows"] if row["phase"] == "recovered")
+            taken += [point["round"] for point in recovered.get("path", ())]
+            taken.append(rounds["unlearned"] + max(rounds["recovered"], rounds.get("budget", 0)))
+    return max(taken)
 
 
 def _check(recipe: Recipe, seeds: int, references: int, jobs: int, retrain_seeds: int) -> None:
@@ -235,6 +258,7 @@ def _folder(out: Path, seed: int, target: Target, method: str) -> Path:
 def _job(do: str, recipe: Recipe, outcome: Outcome, cache: Path) -> Job:
     """What a worker process needs for one run, or for one Retrain with another seed."""
     own = _for(recipe, outcome.seed, outcome.target)
+    own = dataclasses.replace(own, recover=dataclasses.replace(own.recover, control=False))  # one serves all methods
     return {
         "do": do,
         "title": f"{outcome.method}, {named(outcome.target)}, seed {outcome.seed}",
@@ -246,35 +270,69 @@ def _job(do: str, recipe: Recipe, outcome: Outcome, cache: Path) -> Job:
 
 
 def _carried_out(
-    runs: Mapping[Key, Job], spreads: Mapping[Key, Job], overview: Overview, jobs: int
+    runs: Mapping[Key, Job],
+    spreads: Mapping[Key, Job],
+    controls: Callable[[Mapping[Key, Answer]], Mapping[Key, Job]],
+    overview: Overview,
+    jobs: int,
 ) -> dict[Key, Answer]:
-    """The answer to each job; with several processes, what others would wait for comes first."""
-    every = {**runs, **spreads}
+    """The answer to each job; with several processes, what others would wait for comes first.
+
+    Args:
+        runs: Of the methods.
+        spreads: Retrains with another seed.
+        controls: Makes the jobs of the controls from the answers so far; as many as there are spreads.
+        overview: Reports the progress.
+        jobs: Processes.
+    """
+    total = len(runs) + 2 * len(spreads)
     answers: dict[Key, Answer] = {}
     if jobs == 1:
-        for number, (key, job) in enumerate(every.items()):
-            overview.runs(number, len(every), job["title"])
-            answers[key] = _checked(work(job, overview))
+        for stage in _stages(runs, spreads, lambda: controls(answers), in_order=True):
+            for key, job in stage:
+                overview.runs(len(answers), total, job["title"])
+                answers[key] = _checked(work(job, overview))
     else:
-        overview.runs(0, len(every), f"{jobs} processes")
+        overview.runs(0, total, f"{jobs} processes")
         threads = max(1, torch.get_num_threads() // jobs)
         with WorkerPool(WORK, jobs, lambda number: overview.lane(number + 1), threads) as pool:
-            for stage in _stages(runs, spreads):
+            for stage in _stages(runs, spreads, lambda: controls(answers)):
+                titles = {key: job["title"] for key, job in stage}
                 for key, answer in _staged(pool, stage):
                     answers[key] = _checked(answer)
-                    overview.runs(len(answers), len(every), f"{every[key]['title']}: done")
-    overview.runs(len(every), len(every), "done")
+                    overview.runs(len(answers), total, f"{titles[key]}: done")
+    overview.runs(total, total, "done")
     return answers
 
 
-def _stages(runs: Mapping[Key, Job], spreads: Mapping[Key, Job]) -> Iterator[list[tuple[Key, Job]]]:
-    """First a run of each seed, which trains its Original, beside the Retrains of the other targets; then the rest."""
+def _stages(
+    runs: Mapping[Key, Job],
+    spreads: Mapping[Key, Job],
+    controls: Callable[[], Mapping[Key, Job]],
+    *,
+    in_order: bool = False,
+) -> Iterator[list[tuple[Key, Job]]]:
+    """First a run of each seed, which trains its Original, beside the Retrains of the other targets; then the rest.
+
+    The controls come last: how long they must be is known once all methods are through.
+
+    Args:
+        runs: Of the methods.
+        spreads: Retrains with another seed.
+        controls: Makes the jobs of the controls, once all others are done.
+        in_order: Whether one process does it all, so that nothing need be trained ahead.
+    """
+    if in_order:
+        yield [*runs.items(), *spreads.items()]
+        yield list(controls().items())
+        return
     first = {seed: (method, target, seed) for method, target, seed in reversed(list(runs))}.values()
     retrained_there = {(target, seed) for _, target, seed in first}
     ahead = {key[1:]: key for key in reversed(list(spreads)) if key[1:] not in retrained_there}.values()
     retrains = [(key, {**spreads[key], "do": "retrain"}) for key in spreads if key in ahead]
     yield [*((key, runs[key]) for key in first), *retrains]
     yield [*spreads.items(), *((key, job) for key, job in runs.items() if key not in first)]
+    yield list(controls().items())
 
 
 def _staged(pool: WorkerPool, stage: Sequence[tuple[Key, Job]]) -> Iterator[tuple[Key, Answer]]:
@@ -295,14 +353,15 @@ def _checked(answer: Answer) -> Answer:
 
 
 def work(job: Job, reporter: Reporter) -> Answer:
-    """Do one job, from JSON to JSON: a run of one method, a Retrain for the cache, or a Retrain with another seed.
+    """Do one job, from JSON to JSON: a run of one method, a Retrain, a Retrain with another seed, or a control.
 
     Args:
         job: From `_job`.
         reporter: Reports the progress.
 
     Returns:
-        `rows` (and `evidence`) or `failure` of a run, `row` or `error` of a Retrain with another seed.
+        `rows` (and `evidence`) or `failure` of a run, `row` of a Retrain with another seed, `path` of a control;
+        `error` where one of the last two failed.
     """
     recipe = build(Recipe, dict(job["recipe"]), "recipe")
     recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, folder=job["data"]))
@@ -313,6 +372,10 @@ def work(job: Job, reporter: Reporter) -> Answer:
         if job["do"] == "retrain":
             retrained(recipe, cache, reporter)
             return {}
+        if job["do"] == "control":
+            methods = _attached(job)
+            folder, rounds = Path(job["folder"]), int(job["rounds"])
+            return {"path": natural_control(recipe, folder, cache, rounds, reporter=reporter, attached=methods)}
         return {"row": retrain_again(recipe, cache, number=job.get("number", 0), reporter=reporter)}
     except FedquitError as error:
         return {"error": str(error)}
@@ -320,8 +383,7 @@ def work(job: Job, reporter: Reporter) -> Answer:
 
 def _run_job(recipe: Recipe, job: Job, cache: Path, reporter: Reporter) -> Answer:
     folder = Path(job["folder"])
-    attached = {name: build(Recipe, variant, "recipe") for name, variant in job["attached"].items()}
-    methods = {name: variant.build_method() for name, variant in attached.items()}
+    methods = _attached(job)
     try:
         rows = run(recipe, folder, cache=cache, reporter=reporter, attached=methods)["rows"]
         answer: dict[str, Any] = {"rows": rows}
@@ -333,6 +395,12 @@ def _run_job(recipe: Recipe, job: Job, cache: Path, reporter: Reporter) -> Answe
     except Exception as error:
         return {"failure": f"{type(error).__name__}: {error}"}
     return answer
+
+
+def _attached(job: Job) -> dict[str, Method]:
+    """The methods that watch the training of a job, by name."""
+    variants = {name: build(Recipe, variant, "recipe") for name, variant in job["attached"].items()}
+    return {name: variant.build_method() for name, variant in variants.items()}
 
 
 def _with_answer(outcome: Outcome, answer: Answer) -> Outcome:

@@ -224,7 +224,9 @@ def gathered(
     unlearned: list[list[Floats]] = []
     oracle: list[list[Floats]] = []
     for number in range(1, models + 1):
-        tried = _without_retrain(dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number))
+        at_stop = dataclasses.replace(recipe.recover, follow=0, control=False)  # no path is read from these runs
+        other = dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number, recover=at_stop)
+        tried = _without_retrain(other)
         run(tried, out / f"model-{number}", cache=cache, reporter=reporter, attached=attached)
         model, _ = load_params(out / f"model-{number}" / "request-0" / "model.safetensors")
         unlearned.append(phi(model))
