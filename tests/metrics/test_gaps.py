@@ -20,6 +20,7 @@ percents = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2,
 def test_the_table_names_every_metric_in_one_line() -> None:
     assert set(METRICS) == {
         "gap_verdict",
+        "one_run_audit",
         "paired",
         "roc",
         "auc",

@@ -285,12 +285,11 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
     screen.print("with the work of clients and server, for unlearning and recovery together.")
     screen.print("retrain again: Retrain with another seed; its gaps are the Retrain-vs-Retrain spread.")
     _print_verdicts(lines)
-    if any(line.natural for line in lines):
-        screen.print("Natural: forget accuracy of the control, which unlearns nothing, after as many rounds.")
-        screen.print(control_table(lines))
-    averaged = [line for line in lines if line.natural_last_gaps and line.last_rounds == LAST]
-    if averaged:
-        screen.print(control_table(averaged, last=True))
+    controlled = [line for line in lines if line.natural]
+    if controlled:
+        averaged = all(line.natural_last_gaps and line.last_rounds == LAST for line in controlled)
+        screen.print(control_table(controlled, last=averaged))
+        screen.print("Natural is the control: nothing is unlearned, training goes on without the client.")
     if any(line.budgets for line in lines):
         screen.print(budget_table(lines))
     _print_holdout_verdicts(lines)
@@ -326,10 +325,7 @@ def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
     planted = any("backdoor_asr" in line.means for line in lines)
     left_out = {"holdout_acc"} if planted else {"holdout_acc", "backdoor_asr"}
     shown = {key: head for key, head in _COLUMNS.items() if key not in left_out}
-    held_out = any(line.sample_memory is not None for line in lines)
-    parts = ("samples", "distrib.") if held_out else ()
-    control = ["Natural"] if any(line.natural for line in lines) else []
-    heads = (*shown.values(), *parts, "Avg. gap", "unlearned", "rounds", *control, "bytes", "epochs", "FLOPs")
+    heads = (*shown.values(), "Avg. gap", "unlearned", "rounds", "bytes", "epochs", "FLOPs")
     for name in heads:
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
@@ -338,9 +334,7 @@ def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
             continue
         levels = [_with_gap(line, key) for key in shown]
         average = "" if line.avg_gap is None else f"{_mark(line, 'avg_gap')}{line.avg_gap:.1f}"
-        known = _parts(line) if held_out else []
-        course = [_before(line), _rounds(line), *([_control(line)] if control else [])]
-        table.add_row(escape(line.method), *levels, *known, average, *course, *_cheaper(line))
+        table.add_row(escape(line.method), *levels, average, _before(line), _rounds(line), *_cheaper(line))
     return table
 
 
@@ -361,13 +355,6 @@ def _before(line: MethodSummary) -> str:
 
 def _rounds(line: MethodSummary) -> str:
     return "" if line.recovery_rounds is None else f"{line.recovery_rounds:.1f}"
-
-
-def _control(line: MethodSummary) -> str:
-    """Natural's forget accuracy after as many rounds from the request on."""
-    from fedquit.results.words import fixed
-
-    return fixed(line.natural.get("forget_acc")) if line.natural else ""
 
 
 def control_table(lines: Sequence[MethodSummary], *, last: bool = False) -> Table:
@@ -439,15 +426,22 @@ def _at_budget(budget: Mapping[str, float] | None) -> str:
 
 
 def _print_holdout_verdicts(lines: Sequence[MethodSummary]) -> None:
-    """How many requests have each verdict against the hold-out."""
-    if any(line.sample_memory is not None for line in lines):
-        screen.print(
-            "samples: forget less hold-out accuracy, less Retrain's; distrib.: hold-out accuracy less Retrain's."
-        )
-    for line in lines:
-        if line.holdout_verdicts:
-            counts = ", ".join(f"{number:g} × {verdict}" for verdict, number in line.holdout_verdicts.items())
-            screen.print(f"{line.method}, forget data against the hold-out: {counts}", **PLAIN)
+    """How many requests have each verdict against the hold-out, and the two kinds of forgetting."""
+    known = [line for line in lines if line.holdout_verdicts or line.sample_memory is not None]
+    if not known:
+        return
+    table = Table(title="Forget data against data of the same clients that never trained", **LOOK)
+    for name in ("method", "verdicts"):
+        table.add_column(name, no_wrap=True)
+    for name in ("samples", "distribution"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in known:
+        counts = ", ".join(f"{number:g} × {verdict}" for verdict, number in line.holdout_verdicts.items())
+        table.add_row(escape(line.method), counts, *_parts(line))
+    screen.print(table)
+    screen.print(
+        "samples: forget less hold-out accuracy, less Retrain's; distribution: hold-out accuracy less Retrain's."
+    )
 
 
 def _print_paired(lines: Sequence[MethodSummary]) -> None:

@@ -66,8 +66,8 @@ def gap_sample(runs: Runs, retrains: Runs, key: str) -> GapSample:
     """The values of one method in one measure, beside those of Retrain.
 
     Targets that share a seed share an Original (or the initial weights of Retrain): they are not independent, and only
-    the seeds that all of them have are kept, in one order. Where all have means over equally many last rounds, these are
-    the values, as a single round wobbles.
+    the seeds that all of them have are kept, in one order. Where all have means over equally many last rounds, these
+    are the values, as a single round wobbles.
 
     Args:
         runs: By target and seed of the run, the method's row.
@@ -88,7 +88,7 @@ def gap_sample(runs: Runs, retrains: Runs, key: str) -> GapSample:
 
 
 def _judged_key(runs: Runs, retrains: Runs, key: str) -> str:
-    """The mean over the last rounds, where method and Retrain have it over equally many; else the last round's value."""
+    """The mean over the last rounds, where method and Retrain have it over equally many; else the last round alone."""
     both = [runs, {target: retrains.get(target, {}) for target in runs}]
     rows = [row for side in both for by_seed in side.values() for row in by_seed.values()]
     averaged = f"{key}_last"
