@@ -241,7 +241,7 @@ def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
         screen.print(f"Gaps: {legend(each)}.", **PLAIN)
     why = open_question(each)
     if why:
-        screen.print(f"{why[:1].upper()}{why[1:]} (--targets, --retrain-seeds).", **PLAIN)
+        screen.print(f"{why[:1].upper()}{why[1:]} (--targets, --retrain-seeds, --margin).", **PLAIN)
 
 
 def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
