@@ -546,7 +546,7 @@ def test_the_report_of_a_comparison_says_what_was_compared_and_what_failed(
     assert "natural: forget gap" in printed
     assert "= equivalent within ±2 points, unmarked: cannot tell" in printed
     assert "Cannot tell: one Retrain shows no spread; a difference can be shown with 4 targets" in printed
-    assert "(--targets, --retrain-seeds)" in printed
+    assert "(--targets, --retrain-seeds, --margin)" in printed
     html = unescape((tmp_path / "c" / "report.html").read_text())
     assert "Compared pairwise, target by target" in html
     assert "less that of fedquit" in html

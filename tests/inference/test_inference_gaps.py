@@ -340,6 +340,8 @@ def test_targets_may_have_different_numbers_of_runs() -> None:
     sample = GapSample([values[0, :1], *values[1:, :2]], list(values[:, 2:]))
     assert one(sample).word == DIFFERS
     assert (one(sample).runs, one(sample).retrains) == (1, 4)
+    deviations = one(GapSample([values[0, :1], *values[1:, 2:4]], list(values[:, 2:])), Margin(2.0, studentised=True))
+    assert "needs as many runs and as many Retrains of every target" in deviations.reason
     assert one(GapSample([], [])).reason == (
         "cannot tell: no target has both the method's measure and that of a Retrain with another seed"
     )

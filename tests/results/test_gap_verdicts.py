@@ -14,7 +14,7 @@ from fedquit.inference.gaps import Margin
 from fedquit.results.comparison import Comparison, Outcome, build_comparison
 from fedquit.results.schema import AVERAGED
 from fedquit.results.summary import MethodSummary
-from fedquit.results.verdicts import JUDGED, gap_sample, legend, mark, open_question
+from fedquit.results.verdicts import JUDGED, forget_gap, gap_sample, legend, mark, open_question
 
 MEASURES = ("test_acc", *AVERAGED.values())
 LEVELS = np.array([75.0, 80.0, 60.0, 70.0, 55.0])  # of Retrain in these measures
@@ -182,6 +182,19 @@ def test_one_seed_cannot_tell_and_says_what_would() -> None:
         "3 targets with 4 Retrains each"
     )
     assert open_question([verdicts]) == verdicts["forget_acc"].reason
+
+
+def test_a_gap_is_told_with_its_interval_and_the_verdict() -> None:
+    verdict = simulated(2000, targets=6, shift=30.0).methods["null"].verdicts["forget_acc"]
+    assert verdict.low is not None
+    assert verdict.high is not None
+    assert verdict.p is not None
+    assert forget_gap(verdict) == (
+        f"forget accuracy +{verdict.gap:.1f} points from the mean of 3 Retrains (95 % interval +{verdict.low:.1f} to "
+        f"+{verdict.high:.1f}): differs from Retrain (p = {verdict.p:.3f})"
+    )
+    unknown = shared(3).methods["m"].verdicts["forget_acc"]
+    assert forget_gap(unknown).endswith(" points from the mean of 3 Retrains: cannot tell")
 
 
 def test_marks_and_their_legend() -> None:

@@ -346,6 +346,8 @@ def csv_rows(text: str, methods: Sequence[dict[str, Any]]) -> None:
         recovered = [row for row in rows if row["method"] == line["method"] and row["phase"] == "recovered"]
         worked = [row for row in rows if row["method"] == line["method"] and row["phase"] in ("unlearned", "recovered")]
         assert len(recovered) == line["runs"]
+        for key, verdict in line["verdicts"].items():
+            assert {row[f"{key}_verdict"] for row in recovered} == {verdict["word"]}
         for key in SHOWN:
             sizes = [abs(float(row[f"{key}_gap"])) for row in recovered if row.get(f"{key}_gap")]
             assert line["gaps"].get(key) == (pytest.approx(statistics.fmean(sizes)) if sizes else None)

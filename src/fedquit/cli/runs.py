@@ -303,14 +303,18 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
 
 def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
     """What the marks of the gaps mean, and which sizes would tell what these do not."""
-    from fedquit.results.verdicts import legend, open_question
+    from fedquit.results.verdicts import forget_gap, legend, open_question
 
     each = [line.verdicts for line in lines]
     if any(each):
         screen.print(f"Gaps: {legend(each)}.", **PLAIN)
+    for line in lines:
+        verdict = line.verdicts.get("forget_acc")
+        if verdict is not None and verdict.retrains > 1:
+            screen.print(f"{line.method}: {forget_gap(verdict)}", **PLAIN)
     why = open_question(each)
     if why:
-        screen.print(f"{why[:1].upper()}{why[1:]} (--targets, --retrain-seeds).", **PLAIN)
+        screen.print(f"{why[:1].upper()}{why[1:]} (--targets, --retrain-seeds, --margin).", **PLAIN)
 
 
 def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:

@@ -39,7 +39,7 @@ EQUIVALENT = "equivalent"
 CANNOT_TELL = "cannot tell"
 WORDS = (DIFFERS, EQUIVALENT, CANNOT_TELL)
 
-_ENUMERATED = 1_000_000  # sums over half of the targets that are listed; beyond, arrangements are drawn
+_ENUMERATED = 200_000  # sums over half of the targets that are listed; beyond, arrangements are drawn
 _LISTED = 50_000  # arrangements of one target that are listed; beyond, so many are drawn
 _LIKELY = 50  # targets or Retrains that somebody may run
 _MOST = 200  # targets or Retrains: larger sizes are not proposed
@@ -239,7 +239,7 @@ def any_target_p(sample: GapSample, *, hypotheses: int = 1) -> float:
     """The permutation p-value of "some target differs": S = sum of d_t^2 / V_t.
 
     Within each target it is permuted which of the M + R values are the method's; V_t, the variance of all M + R values,
-    does not change. All arrangements are counted where a half of the targets has at most a million, else drawn.
+    does not change. All arrangements are counted where half of the targets have at most 200,000, else drawn.
 
     Args:
         sample: With independent targets.
@@ -649,9 +649,9 @@ def _not_shown(verdict: GapVerdict, sample: GapSample, margin: Margin | None) ->
     if margin is None:
         return f"{shown}; an equivalence needs a margin that is fixed beforehand; {_would_find(verdict, sample)}"
     if verdict.equivalence_p is None:
-        return f"{shown}; an equivalence needs at least 2 targets with 3 Retrains, or 3 with 2; " + _would_find(
-            verdict, sample
-        )
+        uneven = margin.studentised and not sample.balanced
+        needs = "as many runs and as many Retrains of every target" if uneven else "3 targets, or 2 with 3 Retrains"
+        return f"{shown}; an equivalence within {margin} needs {needs}; {_would_find(verdict, sample)}"
     missed = f"nor is an equivalence within ±{verdict.margin:.1f} points (p = {_p(verdict.equivalence_p)})"
     if margin.studentised or not verdict.margin:
         return f"{shown}, {missed}; {_would_find(verdict, sample)}"

@@ -13,7 +13,7 @@ from typing import Any
 from fedquit.report.tables import SHOWN
 from fedquit.results import quantities
 from fedquit.results.comparison import Comparison
-from fedquit.results.folders import ResultSet, RunResults
+from fedquit.results.folders import ResultSet
 from fedquit.results.requests import RequestRows, distinct
 from fedquit.results.schema import AVERAGED, ON_PATH, SCHEMA, THRESHOLDS, Row, number
 from fedquit.results.summary import MethodGroup, MethodSummary, group_by_method, mean_spreads, summarise_phase
@@ -25,12 +25,20 @@ _EMPTY = [DASH] * 3  # of Original and Retrain: rounds, communication, computati
 _SUMMED = ("bytes", "flops", "epochs")  # costs of several fields
 
 
-def flat_rows(runs: Sequence[RunResults]) -> list[dict[str, Any]]:
-    """Every row of every run without curves and densities, with its gaps to Retrain and the sums of its costs."""
+def flat_rows(results: ResultSet) -> list[dict[str, Any]]:
+    """Every row of every run without curves and densities, with its gaps to Retrain and the sums of its costs.
+
+    Rows after recovery have the words of the verdicts, which are over all targets of the method, not of this row alone.
+    """
+    groups = group_by_method(results.runs, results.comparisons)
+    verdicts = {id(request): group.verdicts for group in groups for request in group.requests}
     rows = []
-    for run in runs:
+    for run in results.runs:
         for event in run.events:
-            rows += [{"run": run.folder} | _scalars(row) | _derived(event, row) for row in event.rows]
+            for row in event.rows:
+                judged = verdicts.get(id(event), {}) if row["phase"] == "recovered" else {}
+                words = {f"{key}_verdict": verdict.word for key, verdict in judged.items()}
+                rows.append({"run": run.folder} | _scalars(row) | _derived(event, row) | words)
     return rows
 
 
@@ -58,7 +66,7 @@ def _derived(event: RequestRows, row: Row) -> dict[str, float]:
 
 def to_csv(results: ResultSet) -> str:
     """Every row, one line each; a column for everything that some row has."""
-    rows = flat_rows(results.runs)
+    rows = flat_rows(results)
     file = io.StringIO()
     first = ("run", "method", "phase", "request", "clients")
     heads = list(dict.fromkeys([*first, *(key for row in rows for key in row)]))
@@ -73,7 +81,7 @@ def to_json(results: ResultSet) -> str:
     content = {
         "schema": SCHEMA,
         "summary": [_with_budgets(group) for group in group_by_method(results.runs, results.comparisons)],
-        "rows": flat_rows(results.runs),
+        "rows": flat_rows(results),
         "comparisons": [_comparison(comparison) for comparison in results.comparisons],
     }
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

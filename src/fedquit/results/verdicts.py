@@ -25,6 +25,7 @@ from fedquit.inference.gaps import (
     together,
 )
 from fedquit.results.schema import AVERAGED, Row, number
+from fedquit.results.words import signed
 
 JUDGED = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
 OVERALL = "avg_gap"  # the key of the verdict over the four measures of Avg. gap
@@ -167,6 +168,18 @@ def open_question(each: Iterable[Mapping[str, GapVerdict]]) -> str:
     unknown = [(key, verdict) for own in each for key, verdict in own.items() if verdict.word == CANNOT_TELL]
     unknown.sort(key=lambda item: item[0] != "forget_acc")
     return unknown[0][1].reason if unknown else ""
+
+
+def forget_gap(verdict: GapVerdict) -> str:
+    """The signed gap in forget accuracy with its interval, and the verdict, as a clause.
+
+    Args:
+        verdict: On the forget accuracy, from at least one run and one Retrain.
+    """
+    gap = f"forget accuracy {signed(verdict.gap)} points from the mean of {verdict.retrains} Retrains"
+    known = verdict.low is not None and verdict.high is not None
+    interval = f" (95 % interval {signed(verdict.low)} to {signed(verdict.high)})" if known else ""
+    return f"{gap}{interval}: {CANNOT_TELL if verdict.word == CANNOT_TELL else verdict.reason}"
 
 
 def retrain_table(retrains: Runs, clients: Mapping[Any, Sequence[int]]) -> list[dict[str, Any]]:
