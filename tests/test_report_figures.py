@@ -175,6 +175,13 @@ def test_what_an_attacker_can_tell_comes_with_intervals(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_bound_of_the_false_positive_rate_is_printed_beside_the_true_one(tmp_path: Path) -> None:
+    found = full()
+    found["rows"][3]["tpr_at_0.01_fpr_high"] = 0.036
+    assert table(report(tmp_path, found), "What an attacker can tell")[-1][1] == "5.00 1.00 to 9.00 FPR up to 3.6 %"
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_gap_without_a_verdict_stands_beside_the_spread_and_is_not_judged(tmp_path: Path) -> None:
     html = report(tmp_path, with_floor(full()))
     assert table(html, "Gaps to Retrain")[-1] == [

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedquit.core import SERVER
-from fedquit.data import DATASETS, Dataset, FederatedData, federate, load_dataset
+from fedquit.data import DATASETS, Dataset, FederatedData, _drawn, federate, load_dataset
+from fedquit.data.partition import stream
 from fedquit.errors import InputError, UnknownNameError
 
 
@@ -208,6 +209,27 @@ def test_federate_repeats_and_the_seed_changes_every_part(dataset: Dataset) -> N
 def test_holdouts_are_drawn_for_each_client_on_its_own(dataset: Dataset) -> None:
     data = federate(dataset, partition="chunks", clients=2, holdout=0.3)
     assert not torch.equal(data.holdout[0], data.holdout[1] - 100)
+
+
+def test_a_holdout_by_class_has_the_client_s_own_classes(dataset: Dataset) -> None:
+    data = federate(dataset, partition="lda", alpha=1.0, clients=3, holdout=0.3, holdout_by_class=True)
+    plain = federate(dataset, partition="lda", alpha=1.0, clients=3, holdout=0.3)
+    for c, held in data.holdout.items():
+        assert len(held) == len(plain.holdout[c])
+        everything = torch.cat([data.train[c], held])
+        assert torch.equal(everything.sort().values, torch.cat([plain.train[c], plain.holdout[c]]).sort().values)
+        mine, all_mine = (torch.bincount(dataset.y[at], minlength=dataset.classes) for at in (held, everything))
+        assert ((mine - len(held) / len(everything) * all_mine).abs() < 1).all()
+    assert any(not torch.equal(data.holdout[c], plain.holdout[c]) for c in data.holdout)
+
+
+def test_each_example_is_as_likely_to_be_held_out_by_class() -> None:
+    labels = torch.tensor([0] * 3 + [1] * 7)
+    taken = torch.zeros(10)
+    for seed in range(600):
+        held, _ = _drawn(torch.arange(10), 0.4, stream(seed, "holdout", 0), labels)
+        taken[held] += 1
+    assert ((taken / 600 - 0.4).abs() < 4 * math.sqrt(0.4 * 0.6 / 600)).all()
 
 
 def test_the_holdout_does_not_change_who_has_what(dataset: Dataset) -> None:

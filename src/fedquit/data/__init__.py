@@ -166,6 +166,7 @@ def federate(
     holdout: float = 0.0,
     public: float = 0.0,
     partition_file: str | Path | None = None,
+    holdout_by_class: bool = False,
 ) -> FederatedData:
     """Divide a data set among clients.
 
@@ -183,6 +184,9 @@ def federate(
         public: the fraction of all examples that the server keeps for itself, rounded down.
         partition_file: for the partition `file`, a JSON file
             `{"0": [positions], "1": [positions], …}`.
+        holdout_by_class: whether the hold-out has the same share of each class of its client, up to
+            one example, rather than a random one. Sequences, which have no class, are drawn at
+            random.
 
     Returns:
         The positions of every client's training and hold-out examples, and of the server's.
@@ -206,26 +210,38 @@ def federate(
     source = everything if partition == "file" else at_clients
     divided = divide(dataset.y[source], clients, np.random.default_rng(seed), alpha=alpha, file=partition_file)
     parts = {c: source[p][~torch.isin(source[p], at_server)] for c, p in divided.items()}
-    held_out, train = _split_off(parts, holdout, seed)
+    stratified = holdout_by_class and dataset.y.dim() == 1
+    held_out, train = _split_off(parts, holdout, seed, dataset.y if stratified else None)
     return FederatedData(dataset, train=train, holdout=held_out, public=at_server)
 
 
 def _split_off(
-    parts: dict[ClientId, Tensor], fraction: float, seed: int
+    parts: dict[ClientId, Tensor], fraction: float, seed: int, labels: Tensor | None
 ) -> tuple[dict[ClientId, Tensor], dict[ClientId, Tensor]]:
     held_out: dict[ClientId, Tensor] = {}
     train: dict[ClientId, Tensor] = {}
     for c, part in parts.items():
-        held_out[c], train[c] = _drawn(part, fraction, stream(seed, "holdout", c))
+        classes = None if labels is None else labels[part]
+        held_out[c], train[c] = _drawn(part, fraction, stream(seed, "holdout", c), classes)
     return held_out, train
 
 
-def _drawn(positions: Tensor, fraction: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Draw a fraction of the positions, rounded down; return it and the rest, both in order."""
+def _drawn(
+    positions: Tensor, fraction: float, rng: np.random.Generator, classes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Draw a fraction of the positions, rounded down; return it and the rest, both in order.
+
+    With `classes`, the class of each position, every class gives its share, up to one.
+    """
     n = len(positions)
     drawn = torch.zeros(n, dtype=torch.bool)
     count = min(math.floor(fraction * n + 1e-9), max(n - 1, 0))  # 0.29 of 100 are 29
-    drawn[rng.permutation(n)[:count]] = True
+    order = rng.permutation(n)
+    if classes is None or not count:
+        drawn[order[:count]] = True
+    else:  # class after class, at random within a class, at equal distances from a random start
+        order = order[np.argsort(classes.numpy()[order], kind="stable")]
+        drawn[order[np.floor((np.arange(count) + rng.random()) * n / count).astype(np.int64)]] = True
     return positions[drawn], positions[~drawn]
 
 

@@ -254,6 +254,9 @@ def _exposed(request: RequestRows, phase: str, key: str) -> Cell:
     high = request.get(phase, f"{key}_high")
     if low is not None and high is not None:
         notes.append(f"{times * low:.{digits}f} to {times * high:.{digits}f}")
+    fpr_high = request.get(phase, f"{key}_fpr_high")
+    if fpr_high is not None:
+        notes.append(f"FPR up to {_in_percent(fpr_high)}{NBSP}%")
     if request.row(phase).get(f"{key}_enough") is False:
         notes.append("few")
     if key == "auc" and (verdict := holdout_verdict(request.row(phase))):

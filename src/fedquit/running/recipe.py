@@ -52,6 +52,7 @@ class DataRecipe:
     seed: int = 0  # of the partition
     holdout: float = 0.0  # of each client's data, never trained on
     public: float = 0.0  # of all data, for the server itself
+    holdout_by_class: bool = False  # the same share of each class of a client, rather than a random one
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,7 @@ def build_setup(recipe: Recipe) -> Setup:
         alpha=spec.alpha,
         seed=spec.seed,
         holdout=spec.holdout,
+        holdout_by_class=spec.holdout_by_class,
         public=spec.public,
         partition_file=spec.partition_file,
     )
