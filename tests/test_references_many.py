@@ -103,6 +103,19 @@ def test_ulira_has_an_interval_over_models_and_epsilon_a_bound_from_twelve_model
     assert 0.5 < enough.ulira.low <= enough.ulira.value <= enough.ulira.high <= 1
 
 
+def test_online_lira_asks_whether_the_unlearned_model_looks_like_original() -> None:
+    oracle = drawn(0.0, 8, seed=20)
+    original = drawn(3.0, 8, seed=21).forget
+    assert compare_models(drawn(0.0, 8, seed=22), oracle).lira_online_auc is None
+    forgotten = compare_models(drawn(0.0, 8, seed=22), oracle, original).lira_online_auc
+    remembered = compare_models(drawn(3.0, 8, seed=23), oracle, original).lira_online_auc
+    assert forgotten == pytest.approx(0.5, abs=0.15)
+    assert remembered is not None
+    assert remembered > 0.9
+    original[0] = 99.0
+    assert compare_models(drawn(3.0, 8, seed=23), oracle, original).lira_online_auc == remembered, "its own Original"
+
+
 def test_the_exposed_samples_are_counted_on_both_sides() -> None:
     unlearned, oracle = drawn(0.0, 10, seed=7), drawn(0.0, 10, seed=8)
     unlearned.forget[:, :3] += 8
@@ -291,7 +304,7 @@ def test_a_comparison_can_ask_for_them(tmp_path: Path) -> None:
     recipe = tiny(recover={"until": "retrained", "max_rounds": 1}, train={"rounds": 2})
     lines, _ = compare(recipe, ["fedquit"], [1], 1, tmp_path, overview=Quiet(), references=4)
     assert lines[-1].references["models"] == 4
-    for name in ("ulira_accuracy", "lira_auc", "rmia_auc", "rmia_auc_floor", "forgetting_quality"):
+    for name in ("ulira_accuracy", "lira_auc", "lira_online_auc", "rmia_auc", "rmia_auc_floor", "forgetting_quality"):
         assert 0 <= lines[-1].references[name] <= 1, name
     for name in ("ulira_finds", "lira_finds", "lira_finds_floor", "rmia_finds", "rmia_finds_floor"):
         assert 0 <= lines[-1].references[name]["at_1"]["value"] <= 1, name

@@ -38,7 +38,7 @@ from fedquit.running.session import Event, Progress
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.simulation import Simulation, UnlearnedRequest, joined
 from fedquit.running.store import locked, save_params
-from fedquit.running.training_cache import Attached, Reporter, Silent, train
+from fedquit.running.training_cache import Attached, Federated, Reporter, Silent, train
 from fedquit.utils.files import append_line, read_json, read_json_rows, write_json
 from fedquit.utils.version import code_version
 
@@ -90,6 +90,27 @@ def retrain_again(recipe: Recipe, cache: Path, *, reporter: Reporter | None = No
     row = RowMaker(evaluation, recipe, 0, _request(recipe.request[0]))
     distance = evaluation.distance(again.state.params, reference.state.params)
     return row("retrain", "retrained again", again) | distance
+
+
+def train_original(setup: Setup, cache: Path, reporter: Reporter, attached: Attached) -> Federated:
+    """Train with everybody, or take it from the cache.
+
+    Methods that must know the request in advance are told of the recipe's first one.
+
+    Args:
+        setup: the recipe's data, network and training.
+        cache: the folder of all trainings.
+        reporter: is told how far the training is.
+        attached: methods that watch the training, or shape it.
+    """
+    recipe = setup.recipe
+    first = next((event for event in recipe.request if event.kind == "forget"), None)
+    request = _request(first) if first else None
+    data = setup.data
+    if first and any(method.knows_request for method in attached.values()):
+        data = _marked(first, data, recipe)
+    title = "Original: everybody trains"
+    return train(setup, data, cache, reporter=reporter, title=title, attached=attached, request=request)
 
 
 def retrained(recipe: Recipe, cache: Path, reporter: Reporter, title: str = "Retrain: from scratch") -> Progress:
@@ -207,15 +228,7 @@ class _RecipeRun:
             life = life.begin_recovery().begin_erasing().resume_training()
 
     def _train_original(self) -> None:
-        """Train with everybody. Methods that must know the request in advance are told of the recipe's first one."""
-        first = next((event for event in self.recipe.request if event.kind == "forget"), None)
-        request = _request(first) if first else None
-        data = self.setup.data
-        if first and any(method.knows_request for method in self.attached.values()):
-            data = _marked(first, data, self.recipe)
-        title = "Original: everybody trains"
-        hooked: dict[str, Any] = {"attached": self.attached, "request": request}
-        self.simulation.adopt(train(self.setup, data, self.cache, reporter=self.reporter, title=title, **hooked))
+        self.simulation.adopt(train_original(self.setup, self.cache, self.reporter, self.attached))
 
     def _join(self, number: int, event: EventRecipe) -> Iterator[Row]:
         """Clients join, or are enrolled anew, and training goes on with them."""

@@ -67,13 +67,6 @@ def forgetting_quality(unlearned: npt.ArrayLike, oracle: npt.ArrayLike) -> Forge
     return ForgettingQuality(np.array([_epsilon(u[:, i], o[:, i]) for i in range(u.shape[1])]), len(u))
 
 
-def final_score(forgetting: float, *, retain: float, oracle_retain: float, test: float, oracle_test: float) -> float:
-    """The competition's final score: F x RA_u/RA_r x TA_u/TA_r."""
-    if oracle_retain <= 0 or oracle_test <= 0:
-        raise InputError("the oracle's accuracy is 0: there is no utility to compare with.")
-    return forgetting * retain / oracle_retain * test / oracle_test
-
-
 def _epsilon(u: Floats, o: Floats) -> float:
     narrow, wide = sorted((u, o), key=np.ptp)
     if float(np.ptp(wide)) == 0:  # all models agree within each kind
