@@ -6,8 +6,8 @@ One unlearned model against one Retrain shows how two models differ; many of eac
 seeds: the tests of `fedquit.inference.models` exchange their labels. The Retrains lie in the cache,
 so that every method uses the same ones.
 
-What names single samples goes to a file for the data's owner (`OWNER_FILE`); everything else is
-counted over the samples.
+What names single samples goes to a file for the client that owns them (`OWNER_FOLDER`); everything
+else is counted over the samples.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SEED_STEP = 7_919  # between the seeds of two unlearned models
 RETRAIN_STEP = SEED_STEP // 2  # from the seed of an unlearned model to that of a Retrain: no two models share one
 LEAST = 4  # models of each kind, the least that can be told apart at 5 %
 SUBSET = 1_000  # examples of the retain and test data on which models are compared: drawn once, with seed 0
-OWNER_FILE = "owner/exposed_samples.json"  # names samples: for the owner of the data alone
+OWNER_FOLDER = "owner"  # its files name samples, each for the client that owns them alone
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,9 @@ def gathered(
         other = dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number + RETRAIN_STEP)
         oracle.append(phi(retrained(other, cache, reporter).state.params))
     phis = _stacked(unlearned), _stacked(oracle)
-    write_private_json(out / OWNER_FILE, named_samples(_exposure(*phis), evaluation, models))
+    for client, samples in named_samples(_exposure(*phis), evaluation).items():
+        named = {"client": client, "models": models, "confidence": 1 - LEVEL, "samples": samples}
+        write_private_json(out / OWNER_FOLDER / f"client-{client}.json", named)
     return compare_models(*phis, np.stack(original))
 
 
@@ -330,25 +332,23 @@ def _exposure(unlearned: Phis, oracle: Phis) -> SampleExposure:
     return sample_exposure(unlearned.forget, oracle.forget, unlearned.population, oracle.population)
 
 
-def named_samples(exposure: SampleExposure, evaluation: Evaluation, models: int) -> dict[str, Any]:
-    """The samples of the forget data from the most to the least exposed, for the owner of the data alone.
+def named_samples(exposure: SampleExposure, evaluation: Evaluation) -> dict[int, list[dict[str, Any]]]:
+    """For each client its samples of the forget data from the most to the least exposed, for this client alone.
 
     Args:
         exposure: how far the two kinds of model lie apart on each sample.
         evaluation: whose forget data it is.
-        models: of each kind.
 
     Returns:
         For JSON; `sample` is the number of a sample among the training examples of its client.
     """
     words = np.where(exposure.remembered, "remembered", np.where(exposure.over_unlearned, "over-unlearned", ""))
     owners = evaluation.forget_samples()
-    samples = []
+    by_client: dict[int, list[dict[str, Any]]] = {client: [] for client in evaluation.request.clients}
     for i in np.argsort(-np.abs(exposure.difference) / (exposure.high - exposure.low + 1e-12), kind="stable"):
         client, sample = owners[i]
-        samples.append(
+        by_client[client].append(
             {
-                "client": client,
                 "sample": sample,
                 "difference": float(exposure.difference[i]),
                 "low": float(exposure.low[i]),
@@ -357,7 +357,7 @@ def named_samples(exposure: SampleExposure, evaluation: Evaluation, models: int)
                 "exposed": str(words[i]),
             }
         )
-    return {"models": models, "confidence": 1 - LEVEL, "samples": samples}
+    return by_client
 
 
 def _lira(attacked: Phis, oracle: Phis) -> tuple[float, TruePositiveRates]:

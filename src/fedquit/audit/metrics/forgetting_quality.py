@@ -4,6 +4,8 @@
 Triantafillou, Kairouz, Pedregosa, Hayes, Kurmanji, Zhao and others: Are We Making Progress in Unlearning? Findings from
 the First NeurIPS Unlearning Competition (2024). phi of an example over N unlearned and N retrained models are two
 samples; epsilon says how well the best of a family of attacks tells them apart, in the terms of differential privacy.
+Both numbers describe: the best attack is chosen on the models that it is measured on, so that this epsilon is no bound
+(`fedquit.inference.models.epsilon_bound` is one).
 """
 
 from __future__ import annotations
