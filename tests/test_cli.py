@@ -106,7 +106,7 @@ def test_every_command_speaks_json(recipe: Path, tmp_path: Path) -> None:
         ),
         ("losses", ["kl", "ce", "mse", "cosine"]),
         ("attacks", ["song_svc", "yeom", "song_entropy", "rmia", "ulira"]),
-        ("metrics", ["accuracy", "loss", "gap", "price_of_forgetting", "final_score"]),
+        ("metrics", ["accuracy", "loss", "gap", "price_of_forgetting", "model_test"]),
         ("datasets", ["fashion_mnist_mini", "digits", "synthetic"]),
         ("models", ["mlp", "cnn"]),
         ("recipes", ["demo"]),

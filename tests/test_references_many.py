@@ -25,7 +25,7 @@ from fedquit.running.setup import build_setup
 from fedquit.running.training_cache import Reporter, Silent
 from fedquit.studies.comparison import compare
 from fedquit.studies.many_models import (
-    OWNER_FILE,
+    OWNER_FOLDER,
     RETRAIN_STEP,
     SEED_STEP,
     SUBSET,
@@ -101,6 +101,19 @@ def test_ulira_has_an_interval_over_models_and_epsilon_a_bound_from_twelve_model
     assert 0 < enough.epsilon_bound.value <= enough.epsilon_bound.ceiling
     assert (few.ulira.models, enough.ulira.models) == (6, 6), "the other half fits the normals"
     assert 0.5 < enough.ulira.low <= enough.ulira.value <= enough.ulira.high <= 1
+
+
+def test_online_lira_asks_whether_the_unlearned_model_looks_like_original() -> None:
+    oracle = drawn(0.0, 8, seed=20)
+    original = drawn(3.0, 8, seed=21).forget
+    assert compare_models(drawn(0.0, 8, seed=22), oracle).lira_online_auc is None
+    forgotten = compare_models(drawn(0.0, 8, seed=22), oracle, original).lira_online_auc
+    remembered = compare_models(drawn(3.0, 8, seed=23), oracle, original).lira_online_auc
+    assert forgotten == pytest.approx(0.5, abs=0.15)
+    assert remembered is not None
+    assert remembered > 0.9
+    original[0] = 99.0
+    assert compare_models(drawn(3.0, 8, seed=23), oracle, original).lira_online_auc == remembered, "its own Original"
 
 
 def test_the_exposed_samples_are_counted_on_both_sides() -> None:
@@ -235,22 +248,25 @@ def test_no_retrain_shares_its_seed_with_an_unlearned_model(tmp_path: Path, monk
 
 
 def test_samples_are_named_in_the_owners_file_alone(tmp_path: Path) -> None:
-    recipe = tiny(method={"name": "natural"}, recover={"until": "rounds", "max_rounds": 0})
+    recipe = tiny(
+        method={"name": "natural"}, recover={"until": "rounds", "max_rounds": 0}, request=[{"clients": [0, 1]}]
+    )
     found = gathered(recipe, 4, tmp_path / "out", tmp_path / "cache", reporter=Silent())
-    path = tmp_path / "out" / OWNER_FILE
-    assert path.parent.stat().st_mode & 0o777 == 0o700, "nobody else may read it"
-    stored = json.loads(path.read_text())
-    samples = stored["samples"]
-    evaluation = evaluation_of(build_setup(recipe))
-    assert len(samples) == found.exposed.samples == len(evaluation.examples("forget")[1])
-    leaving = recipe.request[0].clients
-    assert {sample["client"] for sample in samples} == set(leaving)
-    assert sum(sample["exposed"] == "remembered" for sample in samples) == found.exposed.remembered
-    assert all(sample["low"] <= sample["difference"] <= sample["high"] for sample in samples)
-    numbers = sorted(sample["sample"] for sample in samples if sample["client"] == leaving[0])
-    assert numbers == list(range(len(evaluation.data.train[leaving[0]])))
+    folder = tmp_path / "out" / OWNER_FOLDER
+    assert folder.stat().st_mode & 0o777 == 0o700, "nobody else may read it"
+    data = evaluation_of(build_setup(recipe)).data
+    remembered = 0
+    for client in (0, 1):
+        stored = json.loads((folder / f"client-{client}.json").read_text())
+        assert (stored["client"], stored["models"]) == (client, 4)
+        samples = stored["samples"]
+        assert sorted(sample["sample"] for sample in samples) == list(range(len(data.train[client])))
+        assert all(sample["low"] <= sample["difference"] <= sample["high"] for sample in samples)
+        remembered += sum(sample["exposed"] == "remembered" for sample in samples)
+    assert remembered == found.exposed.remembered
+    assert found.exposed.samples == len(data.train[0]) + len(data.train[1])
     for other in (tmp_path / "out").rglob("*.json"):
-        assert other == path or '"sample"' not in other.read_text(), other
+        assert other.parent == folder or '"sample"' not in other.read_text(), other
 
 
 def test_the_most_exposed_sample_comes_first_and_is_the_right_one() -> None:
@@ -260,10 +276,10 @@ def test_the_most_exposed_sample_comes_first_and_is_the_right_one() -> None:
     u, o = draw.normal(size=(2, 8, examples))
     u[:, 5] += 9
     control = draw.normal(size=(8, 50))
-    named = named_samples(sample_exposure(u, o, control, control), evaluation, 8)
+    named = named_samples(sample_exposure(u, o, control, control), evaluation)
     client, number = evaluation.forget_samples()[5]
-    first = named["samples"][0]
-    assert (first["client"], first["sample"], first["exposed"]) == (client, number, "remembered")
+    first = named[client][0]
+    assert (first["sample"], first["exposed"]) == (number, "remembered")
     position = int(evaluation.data.train[client][number])
     assert torch.equal(evaluation.data.x[position], evaluation.examples("forget")[0][5])
 
@@ -291,7 +307,7 @@ def test_a_comparison_can_ask_for_them(tmp_path: Path) -> None:
     recipe = tiny(recover={"until": "retrained", "max_rounds": 1}, train={"rounds": 2})
     lines, _ = compare(recipe, ["fedquit"], [1], 1, tmp_path, overview=Quiet(), references=4)
     assert lines[-1].references["models"] == 4
-    for name in ("ulira_accuracy", "lira_auc", "rmia_auc", "rmia_auc_floor", "forgetting_quality"):
+    for name in ("ulira_accuracy", "lira_auc", "lira_online_auc", "rmia_auc", "rmia_auc_floor", "forgetting_quality"):
         assert 0 <= lines[-1].references[name] <= 1, name
     for name in ("ulira_finds", "lira_finds", "lira_finds_floor", "rmia_finds", "rmia_finds_floor"):
         assert 0 <= lines[-1].references[name]["at_1"]["value"] <= 1, name

@@ -22,7 +22,7 @@ from fedquit.audit.metrics.forgetting_quality import forgetting_quality
 from fedquit.audit.metrics.holdout import holdout_null
 from fedquit.audit.metrics.klom import klom
 from fedquit.audit.metrics.leakage import leakage
-from fedquit.audit.scores import Scores, js_divergence, score_examples
+from fedquit.audit.scores import Scores, js_of_logits, logits_of, score_examples
 from fedquit.core import Batch, Local, Measurement, Params, Request, Task
 from fedquit.core.fedavg import Learn
 from fedquit.data.samples import choose_samples
@@ -298,7 +298,7 @@ def test_attacks_and_metrics_take_a_window_as_one_example(setup: Setup) -> None:
     assert 0 <= null.auc.low <= null.auc.value <= null.auc.high <= 1
     leak = leakage((before, after), (seen(setup, 0, holdout), seen(setup, 1, holdout)))
     assert 0 <= leak.auc.value <= 1
-    apart = js_divergence(setup.model, setup.model.init(0), setup.model.init(1), setup.data.x[forget])
+    apart = js_of_logits(*(logits_of(setup.model, setup.model.init(seed), setup.data.x[forget]) for seed in (0, 1)))
     assert apart.shape == (len(forget),)
     assert bool((apart > 0).all())
     references = [seen(setup, s, forget) for s in (2, 3, 4)]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedquit.audit.scores import Scores, js_divergence, score_examples
+from fedquit.audit.scores import Scores, js_of_logits, logits_of, score_examples
 from fedquit.core.fedavg import cross_entropy
 from fedquit.errors import InputError, NonFiniteError
 from signal_world import Given, drawn, of_logits
@@ -191,7 +191,7 @@ class Shifted:
 
 
 def js(z: Tensor, a: float, b: float, batch_size: int = 500) -> list[float]:
-    found = js_divergence(Shifted(), {"w": torch.tensor(a)}, {"w": torch.tensor(b)}, z, batch_size)
+    found = js_of_logits(*(logits_of(Shifted(), {"w": torch.tensor(w)}, z, batch_size) for w in (a, b)))
     return [float(v) for v in found]
 
 
@@ -234,6 +234,7 @@ def test_js_catches_an_unlearner_that_does_nothing_and_one_that_wipes_the_model(
             return params["logits"][x]
 
     def mean(other: Tensor) -> float:
-        return float(js_divergence(Table(), {"logits": retrain}, {"logits": other}, torch.arange(400)).mean())
+        tables = [logits_of(Table(), {"logits": logits}, torch.arange(400)) for logits in (retrain, other)]
+        return float(js_of_logits(*tables).mean())
 
     assert min(mean(nothing), mean(wiped)) > 5 * mean(again)

@@ -14,7 +14,6 @@ from fedquit.audit.metrics.forgetting_quality import (
     DELTA,
     ForgettingQuality,
     _largest,
-    final_score,
     forgetting_quality,
 )
 from fedquit.audit.scores import Floats
@@ -124,13 +123,6 @@ def test_both_broken_unlearners_are_caught(kind: Kind) -> None:
     broken = forgetting_quality(phi_over_models(kind, 64, 60, 3), oracle)
     assert broken.score < good.score / 5
     assert np.median(broken.epsilon) > np.median(good.epsilon) + 1
-
-
-def test_the_final_score_pays_for_lost_utility() -> None:
-    found = final_score(0.5, retain=90, oracle_retain=100, test=40, oracle_test=80)
-    assert found == pytest.approx(0.5 * 0.9 * 0.5)
-    with pytest.raises(InputError, match="accuracy is 0"):
-        final_score(0.5, retain=90, oracle_retain=0, test=40, oracle_test=80)
 
 
 def test_too_few_or_unequal_models_are_refused() -> None:

@@ -117,24 +117,16 @@ def score_logits(logits: Tensor, y: Tensor) -> Scores:
     return Scores(label.astype(np.int64), *(part.astype(np.float64) for part in rest))
 
 
-def js_divergence(model: Model, a: Params, b: Params, x: Tensor, batch_size: int = 0) -> Floats:
-    """Jensen and Shannon's divergence between two models' predictions.
+def js_of_logits(a: Iterable[Tensor], b: Iterable[Tensor]) -> Floats:
+    """Jensen and Shannon's divergence between two models' predictions, from their logits on the same batches.
 
     Args:
-        model: the network.
-        a: the parameters of one model.
-        b: the parameters of the other.
-        x: the examples, (N, …).
-        batch_size: examples in a batch; 0 for the device's own.
+        a: batches of one model's logits, (B, C) or (B, T, C) each.
+        b: the same of the other.
 
     Returns:
         One number for each example, in nats from 0 to ln 2; for a sequence the mean over its positions.
     """
-    return js_of_logits(logits_of(model, a, x, batch_size), logits_of(model, b, x, batch_size))
-
-
-def js_of_logits(a: Iterable[Tensor], b: Iterable[Tensor]) -> Floats:
-    """The same from two models' logits on the same batches."""
     parts = []
     with torch.no_grad():
         for z_a, z_b in zip(a, b, strict=True):

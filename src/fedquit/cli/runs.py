@@ -463,6 +463,7 @@ def _print_paired(lines: Sequence[MethodSummary]) -> None:
 _MANY = {
     "LiRA AUC": ("lira_auc", "{:.3f}"),
     "LiRA": ("lira_finds", "{:.1%}"),
+    "LiRA online AUC": ("lira_online_auc", "{:.3f}"),
     "RMIA AUC": ("rmia_auc", "{:.3f}"),
     "RMIA": ("rmia_finds", "{:.1%}"),
     "F": ("forgetting_quality", "{:.2f}"),

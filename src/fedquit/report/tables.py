@@ -472,6 +472,7 @@ def many_models(comparison: Comparison) -> Table | None:
         "LiRA, AUC": lambda many: _auc(many, "lira"),
         f"LiRA finds at 1{NBSP}% (%)": lambda many: _finds(many, "lira", 0.01),
         f"LiRA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "lira", 0.001),
+        "LiRA online, AUC": lambda many: Cell(fixed(many.get("lira_online_auc"), 3)),
         "RMIA, AUC": lambda many: _auc(many, "rmia"),
         f"RMIA finds at 1{NBSP}% (%)": lambda many: _finds(many, "rmia", 0.01),
         f"RMIA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "rmia", 0.001),

@@ -137,6 +137,27 @@ def natural_control(
         return _RecipeRun(setup, out, cache, reporter, attached).natural_path(rounds)
 
 
+def train_original(setup: Setup, cache: Path, reporter: Reporter, attached: Attached) -> Federated:
+    """Train with everybody, or take it from the cache.
+
+    Methods that must know the request in advance are told of the recipe's first one.
+
+    Args:
+        setup: the recipe's data, network and training.
+        cache: the folder of all trainings.
+        reporter: is told how far the training is.
+        attached: methods that watch the training, or shape it.
+    """
+    recipe = setup.recipe
+    first = next((event for event in recipe.request if event.kind == "forget"), None)
+    request = _request(first) if first else None
+    data = setup.data
+    if first and any(method.knows_request for method in attached.values()):
+        data = _marked(first, data, recipe)
+    title = "Original: everybody trains"
+    return train(setup, data, cache, reporter=reporter, title=title, attached=attached, request=request)
+
+
 def retrained(recipe: Recipe, cache: Path, reporter: Reporter, title: str = "Retrain: from scratch") -> Progress:
     """Retrain for the recipe's first request alone, from the cache where it is there."""
     return _retrain(recipe, cache, reporter, title).progress
@@ -264,15 +285,7 @@ class _RecipeRun:
             life = life.begin_recovery().begin_erasing().resume_training()
 
     def _train_original(self) -> None:
-        """Train with everybody. Methods that must know the request in advance are told of the recipe's first one."""
-        first = next((event for event in self.recipe.request if event.kind == "forget"), None)
-        request = _request(first) if first else None
-        data = self.setup.data
-        if first and any(method.knows_request for method in self.attached.values()):
-            data = _marked(first, data, self.recipe)
-        title = "Original: everybody trains"
-        hooked: dict[str, Any] = {"attached": self.attached, "request": request}
-        self.simulation.adopt(train(self.setup, data, self.cache, reporter=self.reporter, title=title, **hooked))
+        self.simulation.adopt(train_original(self.setup, self.cache, self.reporter, self.attached))
 
     def _join(self, number: int, event: EventRecipe) -> Iterator[Row]:
         """Clients join, or are enrolled anew, and training goes on with them."""

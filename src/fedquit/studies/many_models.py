@@ -6,8 +6,8 @@ One unlearned model against one Retrain shows how two models differ; many of eac
 seeds: the tests of `fedquit.inference.models` exchange their labels. The Retrains lie in the cache,
 so that every method uses the same ones.
 
-What names single samples goes to a file for the data's owner (`OWNER_FILE`); everything else is
-counted over the samples.
+What names single samples goes to a file for the client that owns them (`OWNER_FOLDER`); everything
+else is counted over the samples.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.special import expit
+from torch import Tensor
 
-from fedquit.audit.attacks.lira import lira_offline, ulira, ulira_by_model
+from fedquit.audit.attacks.lira import lira_offline, lira_online, ulira, ulira_by_model
 from fedquit.audit.attacks.rmia import rmia
 from fedquit.audit.attacks.roc import FPRS, TprAt, auc, roc
 from fedquit.audit.evaluation import Evaluation, Set
@@ -44,7 +45,7 @@ from fedquit.inference.models import (
     student_over_models,
 )
 from fedquit.running.recipe import Recipe
-from fedquit.running.runner import evaluation_of, retrained, run
+from fedquit.running.runner import evaluation_of, retrained, run, train_original
 from fedquit.running.setup import build_setup
 from fedquit.running.store import load_params
 from fedquit.running.training_cache import Attached, Reporter
@@ -54,7 +55,7 @@ SEED_STEP = 7_919  # between the seeds of two unlearned models
 RETRAIN_STEP = SEED_STEP // 2  # from the seed of an unlearned model to that of a Retrain: no two models share one
 LEAST = 4  # models of each kind, the least that can be told apart at 5 %
 SUBSET = 1_000  # examples of the retain and test data on which models are compared: drawn once, with seed 0
-OWNER_FILE = "owner/exposed_samples.json"  # names samples: for the owner of the data alone
+OWNER_FOLDER = "owner"  # its files name samples, each for the client that owns them alone
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ class Evidence:
         rmia_finds: its true-positive rates.
         rmia_auc_floor: of the first Retrain.
         rmia_finds_floor: of the first Retrain.
+        lira_online_auc: of online LiRA between the forget data under the first unlearned model and under the first
+            Retrain, with Originals as the models that saw it; 0.5 means that the unlearned model looks like Retrain.
         tests: whether the two kinds differ, on forget, retain and test data.
         ulira: how often U-LiRA is right about models outside its fits, with Student's interval over them; 0.5 means
             that it cannot tell.
@@ -164,6 +167,7 @@ class Evidence:
     rmia_finds: TruePositiveRates
     rmia_auc_floor: float
     rmia_finds_floor: TruePositiveRates
+    lira_online_auc: float | None
     tests: Tests
     ulira: MeanOverModels
     epsilon_bound: EpsilonBound | None
@@ -223,6 +227,7 @@ def gathered(
 
     unlearned: list[list[Floats]] = []
     oracle: list[list[Floats]] = []
+    original: list[Floats] = []
     for number in range(1, models + 1):
         at_stop = dataclasses.replace(recipe.recover, follow=0, control=False)  # no path is read from these runs
         other = dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number, recover=at_stop)
@@ -230,11 +235,24 @@ def gathered(
         run(tried, out / f"model-{number}", cache=cache, reporter=reporter, attached=attached)
         model, _ = load_params(out / f"model-{number}" / "request-0" / "model.safetensors")
         unlearned.append(phi(model))
+        original.append(_phi_of_original(tried, cache, reporter, attached, sets[0]))
         other = dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number + RETRAIN_STEP)
         oracle.append(phi(retrained(other, cache, reporter).state.params))
     phis = _stacked(unlearned), _stacked(oracle)
-    write_private_json(out / OWNER_FILE, named_samples(_exposure(*phis), evaluation, models))
-    return compare_models(*phis)
+    for client, samples in named_samples(_exposure(*phis), evaluation).items():
+        named = {"client": client, "models": models, "confidence": 1 - LEVEL, "samples": samples}
+        write_private_json(out / OWNER_FOLDER / f"client-{client}.json", named)
+    return compare_models(*phis, np.stack(original))
+
+
+def _phi_of_original(
+    recipe: Recipe, cache: Path, reporter: Reporter, attached: Attached | None, forget: tuple[Tensor, Tensor]
+) -> Floats:
+    """The scores of the model before the request on the forget data, which it was trained on."""
+    setup = build_setup(recipe)
+    methods = attached or {recipe.method_name: setup.method}
+    params = train_original(setup, cache, reporter, methods).progress.state.params
+    return score_examples(setup.evaluation_model, params, *forget).phi
 
 
 def _without_retrain(recipe: Recipe) -> Recipe:
@@ -254,12 +272,13 @@ def _stacked(by_model: list[list[Floats]]) -> Phis:
     return Phis(*(np.stack(scores) for scores in zip(*by_model, strict=True)))
 
 
-def compare_models(unlearned: Phis, oracle: Phis) -> Evidence:
+def compare_models(unlearned: Phis, oracle: Phis, original: Floats | None = None) -> Evidence:
     """Compute all measures between unlearned models and Retrains.
 
     Args:
         unlearned: the scores of the unlearned models.
         oracle: the scores of the Retrains, of other seeds.
+        original: phi on the forget data under the Originals that were unlearned, (models, examples), for online LiRA.
     """
     u = unlearned.forget
     o = oracle.forget
@@ -288,6 +307,7 @@ def compare_models(unlearned: Phis, oracle: Phis) -> Evidence:
         rmia_finds=rmia_[1],
         rmia_auc_floor=rmia_floor[0],
         rmia_finds_floor=rmia_floor[1],
+        lira_online_auc=None if original is None else _lira_online(u, o, original),
         tests=_tests(unlearned, oracle),
         ulira=student_over_models(ulira_by_model(u, o), least=0.0, most=1.0),
         epsilon_bound=epsilon_bound(u, o, *control) if len(u) >= LEAST_FOR_EPSILON else None,
@@ -314,25 +334,23 @@ def _exposure(unlearned: Phis, oracle: Phis) -> SampleExposure:
     return sample_exposure(unlearned.forget, oracle.forget, unlearned.population, oracle.population)
 
 
-def named_samples(exposure: SampleExposure, evaluation: Evaluation, models: int) -> dict[str, Any]:
-    """The samples of the forget data from the most to the least exposed, for the owner of the data alone.
+def named_samples(exposure: SampleExposure, evaluation: Evaluation) -> dict[int, list[dict[str, Any]]]:
+    """For each client its samples of the forget data from the most to the least exposed, for this client alone.
 
     Args:
         exposure: how far the two kinds of model lie apart on each sample.
         evaluation: whose forget data it is.
-        models: of each kind.
 
     Returns:
         For JSON; `sample` is the number of a sample among the training examples of its client.
     """
     words = np.where(exposure.remembered, "remembered", np.where(exposure.over_unlearned, "over-unlearned", ""))
     owners = evaluation.forget_samples()
-    samples = []
+    by_client: dict[int, list[dict[str, Any]]] = {client: [] for client in evaluation.request.clients}
     for i in np.argsort(-np.abs(exposure.difference) / (exposure.high - exposure.low + 1e-12), kind="stable"):
         client, sample = owners[i]
-        samples.append(
+        by_client[client].append(
             {
-                "client": client,
                 "sample": sample,
                 "difference": float(exposure.difference[i]),
                 "low": float(exposure.low[i]),
@@ -341,13 +359,25 @@ def named_samples(exposure: SampleExposure, evaluation: Evaluation, models: int)
                 "exposed": str(words[i]),
             }
         )
-    return {"models": models, "confidence": 1 - LEVEL, "samples": samples}
+    return by_client
 
 
 def _lira(attacked: Phis, oracle: Phis) -> tuple[float, TruePositiveRates]:
     """Run offline LiRA on the first model; its references are the Retrains of all other seeds."""
     forget = lira_offline(attacked.forget[0], oracle.forget[1:])
     return _strength(forget, lira_offline(attacked.outsiders[0], oracle.outsiders[1:]))
+
+
+def _lira_online(unlearned: Floats, oracle: Floats, original: Floats) -> float:
+    """Run online LiRA on the first unlearned model and on the first Retrain, and return the AUC between both.
+
+    Models that saw the forget data are the Originals of all other seeds, models that did not are the other Retrains.
+    """
+    references = np.concatenate([original[1:], oracle[1:]])
+    seen = np.zeros(references.shape, dtype=np.bool_)
+    seen[: len(original) - 1] = True
+    scores = [lira_online(phi[0], references, seen=seen) for phi in (unlearned, oracle)]
+    return auc(scores[0], scores[1]).value
 
 
 def _rmia(attacked: Phis, oracle: Phis) -> tuple[float, TruePositiveRates]:

@@ -8,17 +8,13 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
-from fedquit.audit.attacks.roc import auc
 from fedquit.audit.scores import Floats
 from fedquit.errors import InputError
 
 TINY = 1e-300
-CHOICES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of a
 
 
 def rmia(
@@ -49,25 +45,6 @@ def rmia(
     of_x = _ratio(target, references, a)
     of_z = np.sort(_ratio(population, population_references, a))
     return (np.searchsorted(of_z, of_x / gamma, side="left") / len(of_z)).astype(np.float64)
-
-
-def tuned_a(
-    members: npt.ArrayLike,
-    outsiders: npt.ArrayLike,
-    references_members: npt.ArrayLike,
-    references_outsiders: npt.ArrayLike,
-    choices: Sequence[float] = CHOICES,
-) -> float:
-    """The a that attacks a stand-in best: a reference model whose own members and outsiders are known.
-
-    Ties go to the first of the choices.
-    """
-
-    def strength(a: float) -> float:
-        parts = outsiders, references_outsiders
-        return auc(rmia(members, references_members, *parts, a=a), rmia(*parts, *parts, a=a)).value
-
-    return max(choices, key=strength)
 
 
 def _ratio(confidence: npt.ArrayLike, references: npt.ArrayLike, a: float) -> Floats:

@@ -17,8 +17,8 @@ from fedquit.audit.metrics import (
     relearn,
     tug_of_war,
 )
-from fedquit.audit.scores import js_divergence
-from fedquit.inference import one_run
+from fedquit.audit.scores import js_of_logits
+from fedquit.inference import models, one_run
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ METRICS: dict[str, Metric] = {
     "tug_of_war_mia": Metric(
         "the same with a membership attack in place of the forget accuracy", tug_of_war.tug_of_war_mia
     ),
-    "js_divergence": Metric("distance between two models' predictions, in nats from 0 to ln 2", js_divergence),
+    "js_divergence": Metric("distance between two models' predictions, in nats from 0 to ln 2", js_of_logits),
     "roc": Metric("TPR at 1 % and 0.1 % FPR, with bounds that cover", strength.roc),
     "auc": Metric("the chance that forget data scores higher than data never seen, with its interval", strength.auc),
     "holdout_null": Metric(
@@ -58,10 +58,15 @@ METRICS: dict[str, Metric] = {
     "relearn_time": Metric("steps to learn the forgotten anew, over Retrain's", relearn.relearn_time),
     "backdoor": Metric("how often a trigger of the leaving client still works, in percent", backdoor.attack_success),
     "klom": Metric("KL divergence of phi over many unlearned and retrained models", klom.klom),
-    "forgetting_quality": Metric(
-        "epsilon for each example over many models (NeurIPS 2023)", forgetting_quality.forgetting_quality
+    "model_test": Metric(
+        "whether many unlearned models and Retrains differ: permutation test over model labels", models.permutation_test
     ),
-    "final_score": Metric(
-        "forgetting quality times what is left of Retrain's retain and test accuracy", forgetting_quality.final_score
+    "epsilon_bound": Metric("lower bound on epsilon over many models, with 95 % confidence", models.epsilon_bound),
+    "sample_exposure": Metric(
+        "for each sample how far many unlearned models and Retrains lie apart", models.sample_exposure
+    ),
+    "forgetting_quality": Metric(
+        "epsilon for each example over many models (NeurIPS 2023); descriptive, no bound",
+        forgetting_quality.forgetting_quality,
     ),
 }

@@ -4,6 +4,8 @@
 Triantafillou, Kairouz, Pedregosa, Hayes, Kurmanji, Zhao and others: Are We Making Progress in Unlearning? Findings from
 the First NeurIPS Unlearning Competition (2024). phi of an example over N unlearned and N retrained models are two
 samples; epsilon says how well the best of a family of attacks tells them apart, in the terms of differential privacy.
+Both numbers describe: the best attack is chosen on the models that it is measured on, so that this epsilon is no bound
+(`fedquit.inference.models.epsilon_bound` is one).
 """
 
 from __future__ import annotations
@@ -65,13 +67,6 @@ def forgetting_quality(unlearned: npt.ArrayLike, oracle: npt.ArrayLike) -> Forge
     if len(u) != len(o) or len(u) < 3:
         raise InputError(f"there are {len(u)} unlearned models and {len(o)} oracles: give as many of each, at least 3.")
     return ForgettingQuality(np.array([_epsilon(u[:, i], o[:, i]) for i in range(u.shape[1])]), len(u))
-
-
-def final_score(forgetting: float, *, retain: float, oracle_retain: float, test: float, oracle_test: float) -> float:
-    """The competition's final score: F x RA_u/RA_r x TA_u/TA_r."""
-    if oracle_retain <= 0 or oracle_test <= 0:
-        raise InputError("the oracle's accuracy is 0: there is no utility to compare with.")
-    return forgetting * retain / oracle_retain * test / oracle_test
 
 
 def _epsilon(u: Floats, o: Floats) -> float:
