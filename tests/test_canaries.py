@@ -23,8 +23,9 @@ from fedquit.results.canaries import canary_audits
 from fedquit.running.recipe import AuditRecipe, Recipe, load
 from fedquit.running.runner import run
 from fedquit.running.setup import build_setup
+from fedquit.running.smoke import smoke
 from fedquit.running.store import load_params
-from fedquit.running.training_cache import training_hash
+from fedquit.running.training_cache import Silent, training_hash
 from fedquit.studies.comparison import compare
 from worlds import tiny
 
@@ -189,6 +190,32 @@ def test_canaries_are_of_clients_that_leave_whole_and_not_for_many_models(tmp_pa
         memorable(request=[{"clients": [1], "samples": 0.5}])
     with pytest.raises(InputError, match="canaries are drawn anew for each seed"):
         compare(memorable(), ["natural"], [1], 1, tmp_path, overview=None, references=8)  # type: ignore[arg-type]
+
+
+class Quiet(Silent):
+    """Reports nothing of a comparison."""
+
+    def runs(self, done: int, total: int, title: str) -> None:
+        pass
+
+    def lane(self, number: int) -> Silent:
+        return self
+
+
+def test_in_a_comparison_each_target_has_its_own_canaries_and_its_own_original(tmp_path: Path) -> None:
+    few = tiny(audit={"canaries": 8, "guesses": 4}, evaluate={"attacks": []})
+    _, outcomes = compare(few, ["natural"], [0, (1, 2)], 1, tmp_path, overview=Quiet(), jobs=1)
+    assert [outcome.failure for outcome in outcomes] == ["", ""]
+    originals = [outcome.rows[0] for outcome in outcomes]
+    assert [row["canary_natural_canaries"] for row in originals] == [8, 16]
+    assert [row["canary_natural_guesses"] for row in originals] == [8, 16]
+    assert originals[0]["fingerprint"] != originals[1]["fingerprint"]
+    write_report([tmp_path], tmp_path / "report.html")
+    assert "One-run audit" in (tmp_path / "report.html").read_text()
+
+
+def test_the_smallest_size_of_a_recipe_has_no_room_for_canaries() -> None:
+    assert smoke(memorable()).audit.canaries == 0
 
 
 def test_the_list_of_metrics_names_the_audit() -> None:

@@ -156,7 +156,7 @@ def test_holm_over_two_kinds_keeps_the_error_where_uncorrected_tests_double_it()
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
-def test_what_an_attack_gains_is_bounded_with_the_dossier_s_power() -> None:
+def test_what_an_attack_gains_is_bounded_from_above() -> None:
     shown = {}
     for guesses, margin in ((100, 0.5), (200, 0.5), (500, 0.25)):
         gains = np.array([gain_upper_bound(Tally(1000, guesses, v)) for v in range(guesses + 1)])

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -62,6 +63,8 @@ def _of_client(home: Path, client: str, samples: Path | None, fraction: float, *
     for e in entries:
         table.add_row(e.id, e.filed, e.kind, e.status, e.reason)
     screen.print(table)
+    for e in entries:
+        _say_audit(e.id, e.audit)
 
 
 def _of_operator(server: Path, client: str, *, show: bool, as_json: bool) -> None:
@@ -92,6 +95,15 @@ def _show_ledger(server: Path, *, as_json: bool) -> None:
         method = f"{e['method']} (fallback)" if e["fallback"] else e["method"]
         table.add_row(e["id"], str(e["client"]), e["kind"], e["status"], method, e["history"][-1][1], e["reason"])
     screen.print(table)
+    for e in entries:
+        _say_audit(e["id"], e.get("audit", {}))
+
+
+def _say_audit(request: str, audit: Mapping[str, Any]) -> None:
+    """The one-run audit by the client's own canaries, where there is one."""
+    if audit:
+        verdict, sentence = audit["canary_natural_verdict"], audit["canary_natural_sentence"]
+        screen.print(f"One-run audit of {request}: {verdict}. {sentence}", **PLAIN)
 
 
 def _say(what: Entry | Filed, sentence: str, *, as_json: bool) -> None:

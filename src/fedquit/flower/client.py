@@ -21,13 +21,17 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from fedquit.audit.canaries import NATURAL, fields_of
+from fedquit.audit.scores import score_examples
 from fedquit.core import Model, Reply, Split
 from fedquit.core.params import placed
 from fedquit.engine import Examples, client_memory, make_reply, run_visit
 from fedquit.errors import FedquitError, InputError
 from fedquit.flower import wire
+from fedquit.flower.canaries import HomeCanaries
 from fedquit.flower.client_data import ClientData, ClientSplits
 from fedquit.flower.outbox import Outbox, require_id
+from fedquit.inference.one_run import default_guesses
 from fedquit.models import FunctionalModel
 from fedquit.running.store import DiskMemory, locked
 
@@ -53,7 +57,9 @@ def home_from(context: Context) -> Path:
     )
 
 
-def erasable(app: ClientApp, *, model: ModelOf, data: DataOf, home: Path | HomeOf = home_from) -> ClientApp:
+def erasable(
+    app: ClientApp, *, model: ModelOf, data: DataOf, home: Path | HomeOf = home_from, canaries: int = 0
+) -> ClientApp:
     """Let a `ClientApp` answer fedquit's messages, in addition to its own.
 
     Args:
@@ -62,6 +68,8 @@ def erasable(app: ClientApp, *, model: ModelOf, data: DataOf, home: Path | HomeO
         data: what this client trains on, given the context: (x, y) with one label for each example, or a `ClientData`.
         home: the directory for the client's memory and its owner's requests; a function of the context where several
             clients share a machine and its configuration.
+        canaries: how many of the examples serve the one-run audit: a secret coin for each, tossed at home, decides
+            whether it is trained on. Set it before the client's first round; 0 for no audit.
 
     Returns:
         The same app.
@@ -69,7 +77,7 @@ def erasable(app: ClientApp, *, model: ModelOf, data: DataOf, home: Path | HomeO
     home_of = home if callable(home) else (lambda _context: home)
 
     def client(context: Context) -> _Client:
-        return _Client(partial(model, context), partial(data, context), home_of(context), context)
+        return _Client(partial(model, context), partial(data, context), home_of(context), context, canaries)
 
     @app.train(wire.ACTION)  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
@@ -114,14 +122,27 @@ class _Client:
     make_data: Callable[[], ClientData | tuple[Tensor, Tensor]]
     home: Path
     context: Context
+    canaries: int = 0  # to draw where none are drawn yet
+
+    @property
+    def home_canaries(self) -> HomeCanaries:
+        """The canaries in this client's home."""
+        return HomeCanaries(self.home, self.canaries)
+
+    def splits(self, outbox: Outbox) -> ClientSplits:
+        """The client's data, without what must not be trained on."""
+        data = as_data(self.make_data())
+        forgotten = any(e.kind == "client" and e.status == "served" for e in outbox.entries())
+        canaries = None if forgotten else self.home_canaries.drawn(len(data.y))
+        return ClientSplits(data, outbox, canaries)
 
     def answer(self, message: Message) -> RecordDict:
         """Carry out the task of a question."""
         question = wire.question_from_records(message.content)
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
-            settled = _settle(outbox, question.verdicts, self.home / "memory")
-            splits = ClientSplits(as_data(self.make_data()), outbox)
+            settled = _settle(outbox, question.verdicts, self.home / "memory", self.home_canaries)
+            splits = self.splits(outbox)
             examples = {split: splits.examples(question, split) for split in question.ask.splits}
             reply = self._work(question, examples)
             return wire.answer_to_records(wire.Answer(reply, splits.pending(), settled), question)
@@ -144,37 +165,62 @@ class _Client:
         body = wire.body_from_records(message.content)
         given = dict(body.get("verdicts", {}))
         verdicts = {str(request): str(verdict) for request, verdict in given.items()}
+        models = wire.audit_from_records(message.content)
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
-            settled = _settle(outbox, verdicts, self.home / "memory")
-            splits = ClientSplits(as_data(self.make_data()), outbox)
+            settled = _settle(outbox, verdicts, self.home / "memory", self.home_canaries)
+            splits = self.splits(outbox)
             pending = splits.pending()
+            audited = wire.counts_to_body(self._audited(splits, models)) if models else {}
             partition = self.context.node_config.get("partition-id")
             return wire.body_to_records(
                 {
                     "examples": int(splits.present().sum()),
                     "partition": None if partition is None else str(partition),
                     **wire.requests_to_body(pending, settled),
+                    **audited,
                 }
             )
 
+    def _audited(self, splits: ClientSplits, models: wire.AuditModels) -> wire.CanaryCounts | None:
+        """Guess which canaries were trained on, write to the outbox what follows, and return the numbers alone."""
+        canaries = splits.canaries
+        if canaries is None:
+            return None
+        data = splits.data
+        at = canaries.at.to(data.y.device)
+        model = functional(self.make_model)
+        correct = []
+        for params in (models.before, models.after):
+            scores = score_examples(model, placed(params, data.y.device), data.x[at], data.y[at])
+            correct.append(canaries.tally(scores.phi, default_guesses(len(at))).correct)
+        counts = wire.CanaryCounts(len(at), 2 * default_guesses(len(at)), correct[1], correct[0])
+        if any(entry.id == models.request for entry in splits.outbox.entries()):
+            splits.outbox.note_audit(models.request, fields_of({NATURAL: counts.judged()}))
+        return counts
 
-def _settle(outbox: Outbox, verdicts: Mapping[str, str], memory: Path) -> tuple[str, ...]:
+
+def _settle(outbox: Outbox, verdicts: Mapping[str, str], memory: Path, canaries: HomeCanaries) -> tuple[str, ...]:
     """Write the server's verdicts to the outbox, and delete the client's memory when a request has been served.
 
     Args:
         outbox: the client's requests.
         verdicts: "served" or the reason of a refusal, by request id.
         memory: the directory of what methods store at the client, which was computed with the forgotten data.
+        canaries: whose coins are deleted once the whole client has been forgotten.
 
     Returns:
         The ids of all verdicts, which the reply confirms.
     """
-    statuses = {entry.id: entry.status for entry in outbox.entries()}
+    entries = {entry.id: entry for entry in outbox.entries()}
     for request, verdict in verdicts.items():
-        if request not in statuses:
+        if request not in entries:
             continue
-        if verdict == "served" and statuses[request] != "served" and memory.exists():
-            shutil.rmtree(memory)  # before the outbox says so: after a crash in between, it is done again
+        entry = entries[request]
+        if verdict == "served" and entry.status != "served":  # before the outbox says so: a crash lets it be done again
+            if memory.exists():
+                shutil.rmtree(memory)
+            if entry.kind == "client":
+                canaries.forget()
         outbox.settle(request, verdict)
     return tuple(verdicts)

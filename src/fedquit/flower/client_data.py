@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedquit.audit.canaries import NATURAL, CanarySet, without_excluded
 from fedquit.core import Split
 from fedquit.data.preprocessing import AS_STORED, Look
 from fedquit.engine import Address, Examples
@@ -46,10 +47,12 @@ class ClientSplits:
 
     data: ClientData
     outbox: Outbox
+    canaries: CanarySet | None = None  # those that the coins left out are never trained on
 
     def present(self) -> Tensor:
-        """Which examples have not been forgotten, (n,) bool."""
-        mask = torch.ones(len(self.data.y), dtype=torch.bool)
+        """Which examples may be trained on, (n,) bool: not those forgotten, nor canaries that were left out."""
+        count = len(self.data.y)
+        mask = without_excluded(count, {NATURAL: self.canaries} if self.canaries else {})
         for entry in self.outbox.entries():
             if entry.status == "served" and entry.kind == "samples":
                 mask[self._positions(entry)] = False

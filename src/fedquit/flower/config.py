@@ -37,6 +37,7 @@ class ServerConfig:
     fallback: str = "not"  # the method for a request whose client does not answer: not, retrain
     allow_unauthenticated: bool = False  # whether to serve requests of nodes without a registered key
     together: bool = True  # whether several requests are served in one round, or one after another
+    audit: bool = False  # whether clients that leave are sent the models before and after, to audit them by canaries
     sweep: int = 0  # ask all nodes for requests after every so many rounds; 0: only at the beginning and the end
 
     def __post_init__(self) -> None:

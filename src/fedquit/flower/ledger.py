@@ -44,6 +44,7 @@ class Erasure:
     told: bool = False  # whether the client knows what became of it
     accuracy: Mapping[str, float] = field(default_factory=dict)  # before, unlearned, recovered; where it was measured
     costs: Mapping[str, Any] = field(default_factory=dict)  # of unlearning and recovery
+    audit: Mapping[str, Any] = field(default_factory=dict)  # the one-run audit by the client's own canaries
 
     @property
     def open(self) -> bool:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedquit.errors import InputError, RequestError
 from fedquit.utils.files import read_json, write_json
@@ -55,6 +55,7 @@ class Entry:
     positions: tuple[int, ...] = ()  # of the samples in the client's data; for a fraction, once they are drawn
     status: str = "pending"  # pending, served, refused
     reason: str = ""  # why it was refused
+    audit: Mapping[str, Any] = field(default_factory=dict)  # the one-run audit of the model without this client
 
 
 class Outbox:
@@ -116,6 +117,10 @@ class Outbox:
             self._write(dataclasses.replace(entry, status="served"))
         elif verdict != "served" and entry.status == "pending":
             self._write(dataclasses.replace(entry, status="refused", reason=verdict))
+
+    def note_audit(self, request: str, audit: Mapping[str, Any]) -> None:
+        """Write what the one-run audit says, with the fields of a row of `results.json`."""
+        self._write(dataclasses.replace(self.get(request), audit=dict(audit)))
 
     def _write(self, entry: Entry) -> None:
         write_json(self.folder / f"{entry.id}.json", dataclasses.asdict(entry))

@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Any
 
+from fedquit.audit.canaries import NATURAL, fields_of
 from fedquit.core import ClientId, Model, Params, Reply, Request, State, Trained
 from fedquit.core.method import Method
 from fedquit.engine import Ask
@@ -20,8 +22,16 @@ from fedquit.flower.ledger import Erasure, Ledger
 from fedquit.flower.presence import Presence
 from fedquit.flower.roster import Roster
 from fedquit.flower.state_folder import PhaseMemory, StateFolder
-from fedquit.flower.transport import PATIENCE, Clock
-from fedquit.flower.wire import Serving
+from fedquit.flower.transport import PATIENCE, Clock, OutgoingMessage
+from fedquit.flower.wire import (
+    QUERY,
+    AuditModels,
+    InvalidMessage,
+    Serving,
+    audit_to_records,
+    body_from_records,
+    counts_from_body,
+)
 from fedquit.running import lifecycle
 from fedquit.running.costs import Metered
 from fedquit.running.lifecycle import Hooks, Life, Turn
@@ -275,11 +285,41 @@ class Phases:
     def _end_of_recovery(self, progress: Progress) -> None:
         costs = asdict(progress.costs)
         measured = self._measured("recovered", progress.state)
+        audits = self._audited_by_clients(progress.state) if self._config.audit else {}
         self._ledger.change(
             self._ledger.phase.serving,
-            lambda e: measured(replace(e, costs={**e.costs, "recovery": costs})).now("recovered"),
+            lambda e: measured(replace(e, costs={**e.costs, "recovery": costs}, audit=audits.get(e.client, {}))).now(
+                "recovered"
+            ),
         )
         self._enter(self.life.begin_erasing(), progress.state)
+
+    def _audited_by_clients(self, state: State) -> dict[ClientId, dict[str, Any]]:
+        """What whole clients that leave find with their own canaries, as far as they are online and have some."""
+        before = self._folder.before.load()
+        assert before is not None, "the model before a request is kept until the request is done"
+        self._nodes.refresh()
+        here = self._nodes.here
+        leaving = [e for e in self._ledger.serving if e.kind == "client" and e.client in here]
+        messages = []
+        for entry in leaving:
+            models = AuditModels(entry.request, before[0].params, state.params)
+            messages.append(OutgoingMessage(here[entry.client], QUERY, audit_to_records(models)))
+        clients = {here[entry.client]: entry.client for entry in leaving}
+        audits = {}
+        for message, reply in self._nodes.transport.exchange(messages, self._config.timeout):
+            client = clients[message.node]
+            try:
+                if isinstance(reply, str):
+                    raise InvalidMessage(reply)
+                counts = counts_from_body(body_from_records(reply.content))
+            except InvalidMessage as error:
+                self._say(f"no audit of {self._roster[client].title}: {error}")
+                continue
+            if counts is not None:
+                audits[client] = fields_of({NATURAL: counts.judged()})
+                self._say(f"one-run audit of {self._roster[client].title}: {counts.judged().sentence}")
+        return audits
 
     def erase(self) -> bool:
         """Delete what lies under the names of the clients of a request: only then it is done."""

@@ -13,7 +13,7 @@ from typing import Any
 from fedquit.report.tables import SHOWN
 from fedquit.results import quantities
 from fedquit.results.comparison import Comparison
-from fedquit.results.folders import ResultSet
+from fedquit.results.folders import ResultSet, RunResults
 from fedquit.results.requests import RequestRows, distinct
 from fedquit.results.schema import AVERAGED, ON_PATH, SCHEMA, THRESHOLDS, Row, number
 from fedquit.results.summary import MethodGroup, MethodSummary, group_by_method, mean_spreads, summarise_phase

@@ -131,7 +131,7 @@ class AuditRecipe:
     canaries: int = 0  # of each kind and client; fair coins decide which of them are trained on; 0: no audit
     kind: Literal["natural", "mislabelled", "both"] = "natural"  # as they are, with a wrong label, or some of each
     delta: float = DELTA  # of the statements about epsilon
-    guesses: int = 0  # canaries guessed in, and as many guessed out; 0: a tenth of the canaries each
+    guesses: int = 0  # canaries of a client guessed in, and as many guessed out; 0: a tenth of them each
 
     @property
     def kinds(self) -> tuple[str, ...]:

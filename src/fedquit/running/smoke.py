@@ -21,7 +21,7 @@ from fedquit.data.cifar import CIFAR10, CIFAR100, SIDE
 from fedquit.data.cub import IMAGENET_MEAN, IMAGENET_STD, Birds
 from fedquit.data.federated import Dataset
 from fedquit.data.preprocessing import Pixels
-from fedquit.running.recipe import DataRecipe, EventRecipe, ModelRecipe, Recipe, RecoverRecipe
+from fedquit.running.recipe import AuditRecipe, DataRecipe, EventRecipe, ModelRecipe, Recipe, RecoverRecipe
 from fedquit.utils.names import lookup
 
 STAYING = 2  # clients beside those that a request names
@@ -55,6 +55,7 @@ def smoke(recipe: Recipe) -> Recipe:
         request=tuple(_event(event, number) for event in recipe.request),
         recover=_recover(recipe.recover),
         evaluate=replace(recipe.evaluate, relearn=min(recipe.evaluate.relearn, 1)),
+        audit=AuditRecipe(),  # so few examples have no room for canaries
     )
 
 

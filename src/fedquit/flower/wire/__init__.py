@@ -4,9 +4,18 @@
 - `messages`: questions, answers and status queries as Flower records, and back; nonces.
 - `tasks`: a client's task as the name of its class and its fields.
 - `tensors`: model parameters as Flower arrays.
+- `audits`: the one-run audit of a client that leaves.
 - `checks`: whether an answer is what the question asked for.
 """
 
+from fedquit.flower.wire.audits import (
+    AuditModels,
+    CanaryCounts,
+    audit_from_records,
+    audit_to_records,
+    counts_from_body,
+    counts_to_body,
+)
 from fedquit.flower.wire.checks import LARGEST_NUMBER, ExpectedReply, answer_from_records, expected_reply
 from fedquit.flower.wire.errors import InvalidMessage
 from fedquit.flower.wire.messages import (
@@ -52,6 +61,8 @@ __all__ = [
     "REPLY",
     "TRAIN",
     "Answer",
+    "AuditModels",
+    "CanaryCounts",
     "ExpectedReply",
     "InvalidMessage",
     "PackedParams",
@@ -61,8 +72,12 @@ __all__ = [
     "answer_from_records",
     "answer_to_records",
     "attach_nonce",
+    "audit_from_records",
+    "audit_to_records",
     "body_from_records",
     "body_to_records",
+    "counts_from_body",
+    "counts_to_body",
     "examples_from_body",
     "expected_reply",
     "known_tasks",
