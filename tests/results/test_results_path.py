@@ -56,6 +56,7 @@ def test_natural_is_read_after_as_many_rounds_and_over_the_same_window() -> None
     assert at_stop["natural_forget_acc_last"] == 65.0, "rounds 3 and 4, as the method's"
     assert natural_fields(natural, 5.0) == {}, "no number rather than that of another round"
     assert "natural_forget_acc_last" not in natural_fields(natural, 4.0, PATH)
+    assert "natural_forget_acc_last" not in natural_fields(natural, 4.0, PATH[:6]), "round 5 is missing"
     assert natural_fields(natural, None) == {}
 
 
