@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from fedquit.results.comparison import Comparison
+from fedquit.results.folders import RunResults
 from fedquit.results.path import at_round, durability, last_rounds, mean_path, natural_fields, path_points
 from fedquit.results.requests import RequestRows
-from fedquit.results.summary import MethodSummary, summarise
+from fedquit.results.summary import MethodSummary, group_by_method, summarise
 
 
 def points(phase: str, start: int, *forget: float, **more: float) -> list[dict[str, Any]]:
@@ -55,6 +56,7 @@ def test_natural_is_read_after_as_many_rounds_and_over_the_same_window() -> None
     assert at_stop["natural_forget_acc_last"] == 65.0, "rounds 3 and 4, as the method's"
     assert natural_fields(natural, 5.0) == {}, "no number rather than that of another round"
     assert "natural_forget_acc_last" not in natural_fields(natural, 4.0, PATH)
+    assert "natural_forget_acc_last" not in natural_fields(natural, 4.0, PATH[:6]), "round 5 is missing"
     assert natural_fields(natural, None) == {}
 
 
@@ -115,3 +117,11 @@ def test_a_comparison_keeps_its_controls_and_one_without_them_is_read() -> None:
     assert Comparison.read("c", stored).controls["seed-0/client-1"][0]["forget_acc"] == 3.0
     assert "controls" not in Comparison("c").to_dict()
     assert Comparison.read("c", {"table": []}).controls == {}
+
+
+def test_what_is_recorded_beside_a_recovery_does_not_make_another_method_of_it() -> None:
+    """Runs of an older version know neither key."""
+    recovers = [{"max_rounds": 2}, {"max_rounds": 2, "follow": 0, "control": True}, {"max_rounds": 2, "follow": 20}]
+    rows = request([]).rows
+    runs = [RunResults("r", {"recover": recover, "method": {"name": "m"}}, {}, rows) for recover in recovers]
+    assert [(group.label, len(group.requests)) for group in group_by_method(runs)] == [("m", 3)]

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from fedquit.results.comparison import Comparison
     from fedquit.results.folders import RunResults
 
-_ASIDE = ("title", "seed", "request", "engine", "method.name")  # settings in which runs of one method may differ
+_ASIDE = (  # settings in which runs of one method may differ
+    *("title", "seed", "request", "engine", "method.name"),
+    *("recover.follow", "recover.control"),  # they add to what is known of a recovery, and do not change it
+)
 
 
 @dataclass(frozen=True)

@@ -364,12 +364,14 @@ class _RecipeRun:
         """The row of Natural after so many rounds from the request on; its path goes on as the method's does."""
         file = unlearned.folder / "natural.json"
         stored: list[Row] = read_json_rows(file, "phase", "rounds")
+        path: list[PathPoint] = []
         if not stored:
-            natural, _ = self._natural(unlearned, original, evaluation, rounds)
+            natural, path = self._natural(unlearned, original, evaluation, rounds)
             against = evaluation.against(original.state.params, natural.state.params, reference)
             stored = [row("natural", NATURAL, natural) | against]
             write_json(file, stored)
-        _, path = self._natural(unlearned, original, evaluation, rounds + self.recipe.recover.follow)
+        if not path or self.recipe.recover.follow:
+            _, path = self._natural(unlearned, original, evaluation, rounds + self.recipe.recover.follow)
         return {**stored[0], "path": path}
 
     def _natural(
