@@ -92,7 +92,7 @@ def trace_table(requests: Sequence[RequestRows]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("forget data against the hold-out")
     for request in requests:
-        for phase in PHASES:
+        for phase in (*PHASES, "natural"):
             verdict = holdout_verdict(request.row(phase), in_full=True)
             if verdict:
                 points = (signed(sample_memory(request, phase)), signed(distribution_knowledge(request, phase)))
