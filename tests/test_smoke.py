@@ -86,7 +86,8 @@ def test_the_smallest_size_of_a_recipe_runs_from_the_request_to_the_results(
     found = run(recipe, tmp_path / "out", cache=trained)
     rows = found["rows"]
     assert [row["phase"] for row in rows][:4] == ["original", "retrained", "unlearned", "recovered"]
-    assert [row["phase"] for row in rows][4:] == ["budget"] * len(recipe.recover.budgets)
+    control = ["natural"] if recipe.recover.control else []
+    assert [row["phase"] for row in rows][4:] == control + ["budget"] * len(recipe.recover.budgets)
     at = {row["phase"]: row for row in rows}
     assert at["recovered"]["rounds"] == 1, "recovery is tried too"
     assert len({row["fingerprint"] for row in rows[:4]}) == 4, "every phase trained something"
