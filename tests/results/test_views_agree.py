@@ -27,6 +27,7 @@ from results.random_results import Study, studies, write_study
 from test_report_figures import table
 
 SHOWN = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom")
+IN_PAGE = ("forget_acc", "retain_acc", "mia_song_svc", "mia_yeom", "test_acc")  # in the order of its columns
 FORMATS = {"html": "r.html", "csv": "r.csv", "md": "r.md", "latex": "r.tex", "json": "r.json"}
 
 
@@ -59,7 +60,7 @@ def test_every_view_prints_the_numbers_of_the_one_model(study: Study) -> None:
     by_hand(study, stored)
     methods = [line for line in stored if line["phase"] == "recovered" and line["runs"]]
     terminal(lines, stored)
-    html(views["html"], methods)
+    html(views["html"], methods, next((line for line in stored if line["phase"] == "floor"), None))
     tables_of_text(views["md"], methods)
     tables_of_text(views["latex"].replace(r"$\pm$", "±").replace("--", DASH), methods)
     exported(json.loads(views["json"]), methods)
@@ -193,15 +194,19 @@ def on_terminal(line: dict[str, Any], key: str) -> str:
     return f"{level} ({mark}{line['gaps'][key]:.1f}{deviation})"
 
 
-def html(page: str, methods: Sequence[dict[str, Any]]) -> None:
+def html(page: str, methods: Sequence[dict[str, Any]], again: dict[str, Any] | None) -> None:
     if any(key in line["gaps"] for line in methods for key in AVERAGED.values()):
         gaps = table(page, "Gaps to Retrain")
-        keys = [key for key in SHOWN if any(key in line["gaps"] for line in methods)]
+        keys = [key for key in IN_PAGE if any(key in line["gaps"] for line in methods)]
         printed = {row[0]: row[1:] for row in gaps[1:]}
         for line in methods:
             average = in_page(line, "avg_gap", line["avg_gap"])
             cells = [in_page(line, key, line["gaps"].get(key), fixed(line["means"].get(key))) for key in keys]
-            assert printed[line["method"]] == [str(line["runs"]), *cells, average]
+            sent = share(line["bytes_percent"]).replace("\u00a0", " ")
+            assert printed[line["method"]] == [average, *cells, sent, str(line["runs"])]
+        if again and any(key in again["gaps"] for key in keys):
+            spreads = [fixed(again["avg_gap"]), *(fixed(again["gaps"].get(key)) for key in keys)]
+            assert printed["Retrain again"][:-2] == spreads
     costs = table(page, "Costs")
     shares = {costs[i - 3][0]: row for i, row in enumerate(costs) if row[0] == "Share of Retrain"}
     for line in methods:
@@ -226,12 +231,10 @@ def in_page(line: dict[str, Any], key: str, gap: float | None, level: str = "") 
     words = [fixed(gap)]
     if key in line["deviations"]:
         words.append(f"± {fixed(line['deviations'][key])}")
+    if key in line["inside_floor"]:
+        words.append("≈")
     if level:
         words.append(level)
-    if key in line["spread"]:
-        words.append(
-            f"spread {fixed(line['spread'][key])}" + (": no difference" if key in line["inside_floor"] else "")
-        )
     return " ".join(words)
 
 
@@ -248,10 +251,10 @@ def budgets_in_page(page: str, methods: Sequence[dict[str, Any]]) -> None:
             if not budget["runs"]:
                 expected.append([f"{100 * float(name):g} %", f"{spent} out of reach"])
                 continue
-            gaps = [fixed(budget.get(f"{key}_gap")) for key in SHOWN]
-            levels = [fixed(budget.get(key)) for key in SHOWN]
+            gaps = [fixed(budget.get(f"{key}_gap")) for key in IN_PAGE]
+            levels = [fixed(budget.get(key)) for key in IN_PAGE]
             cells = [f"{gap} {level}" for gap, level in zip(gaps, levels, strict=True)]
-            expected.append([f"{100 * float(name):g} %", spent, *cells, fixed(budget.get("avg_gap"))])
+            expected.append([f"{100 * float(name):g} %", spent, fixed(budget.get("avg_gap")), *cells])
     assert len(rows) == len(expected) + 1
     for row, wanted in zip(rows[1:], expected, strict=True):
         if len(wanted) == 2:

@@ -116,15 +116,20 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Choose the unlearning rate without a Retrain: compare the forget data with the client's own holdout."""
+    from fedquit.report import write_report
+    from fedquit.results.folders import write_sweep
     from fedquit.studies.sweep import parse_rates, sweep_rates
 
     _set_threads(recipe)
-    with Bars() as bars:
-        outcome = sweep_rates(recipe, parse_rates(lr), rounds, out, cache=cache, reporter=bars)
+    with Bars("Sweep") as bars:
+        outcome = sweep_rates(recipe, parse_rates(lr), rounds, out, cache=cache, reporter=bars, overview=bars)
+    write_sweep(out, outcome.to_dict())
+    write_report([out], out / "report.html")
     if as_json:
         typer.echo(json.dumps(outcome.to_dict()))
     else:
         _print_sweep(outcome, rounds)
+        screen.print(f"Report: {out / 'report.html'}", **PLAIN)
 
 
 def _print_sweep(outcome: Sweep, rounds: int) -> None:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedquit.audit.metrics.holdout import verdict_of
 from fedquit.errors import InputError
@@ -30,6 +30,19 @@ from fedquit.running.runner import run
 from fedquit.running.training_cache import Reporter
 
 FOLLOWED = 0.8  # the share of the forget accuracy that unlearning must take away where the AUC cannot choose
+
+
+class Overview(Protocol):
+    """Reports the progress of a whole sweep."""
+
+    def runs(self, done: int, total: int, title: str) -> None:
+        """Report the progress of all rates.
+
+        Args:
+            done: Rates that are over.
+            total: All rates.
+            title: The rate that begins.
+        """
 
 
 @dataclass(frozen=True)
@@ -121,6 +134,7 @@ def sweep_rates(
     *,
     cache: Path | None = None,
     reporter: Reporter | None = None,
+    overview: Overview | None = None,
 ) -> Sweep:
     """Run the recipe's first request once for each rate, with few recovery rounds and no Retrain.
 
@@ -131,6 +145,7 @@ def sweep_rates(
         out: the folder for the runs, one below it for each rate.
         cache: the folder of trained federations; by default `out / "cache"`.
         reporter: receives the progress.
+        overview: is told which rates are done.
 
     Returns:
         The results of every rate, and the one to take.
@@ -144,7 +159,9 @@ def sweep_rates(
         )
     candidates = []
     recover = RecoverRecipe("rounds", rounds)
-    for lr in rates:
+    for number, lr in enumerate(rates):
+        if overview:
+            overview.runs(number, len(rates), f"lr {lr:g}")
         method = {**recipe.method, "lr": lr}
         tried = replace(recipe, method=method, request=recipe.request[:1], recover=recover, retrain=False)
         rows = run(tried, out / f"lr-{lr:g}", cache=cache or out / "cache", reporter=reporter)["rows"]
