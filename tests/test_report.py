@@ -184,6 +184,9 @@ def test_an_original_hardly_above_guessing_is_warned_about(
     html = report(tmp_path, content)
     assert ("Original is hardly trained" in html) == warned
     assert "hardly trained" not in report(tmp_path, results()), "how many classes there are is not known"
+    once = results()
+    once["recipe"]["train"] = {"rounds": 1}
+    assert "Original is hardly trained: its test accuracy is 13.4\u00a0%." in report(tmp_path, once)
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def few(folder: Path) -> None:
 
 
 def many(folder: Path) -> None:
-    """Ten methods over three clients, whose runs are folded away; some have budgets."""
-    runs = [with_floor(full(f"method_{i % 10}", i // 10, float(i % 7))) for i in range(30)]
+    """Ten methods over two clients, whose runs are folded away; some have budgets."""
+    runs = [with_floor(full(f"method_{i % 10}", i // 10, float(i % 7))) for i in range(20)]
     for run in runs:
         for row in run["rows"]:
             row |= {"roc": None, "entropy": None, "curve": None}
@@ -200,15 +200,16 @@ CONTRAST = """
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize(("width", "scheme", "media"), VIEWS)
 def test_words_and_lines_stand_out_from_what_is_behind_them(
-    name: str, width: int, scheme: str, media: str, pages: dict[str, Path], browser: Browser
+    name: str, pages: dict[str, Path], browser: Browser
 ) -> None:
-    browser.open(pages[name], width=width, scheme=scheme, media=media)
-    background = browser.run("getComputedStyle(document.body).backgroundColor")
-    dark = scheme == "dark" and media == "screen"
-    assert (background == "rgb(18, 23, 26)") == dark, "paper is white, whatever the reader prefers on the screen"
-    assert browser.run(CONTRAST) == []
+    browser.open(pages[name])
+    for width, scheme, media in VIEWS:
+        browser.shape(width=width, scheme=scheme, media=media)
+        background = browser.run("getComputedStyle(document.body).backgroundColor")
+        dark = scheme == "dark" and media == "screen"
+        assert (background == "rgb(18, 23, 26)") == dark, "paper is white, whatever the reader prefers on the screen"
+        assert browser.run(CONTRAST) == [], (width, scheme, media)
 
 
 def test_pale_words_are_noticed(pages: dict[str, Path], browser: Browser) -> None:
@@ -218,25 +219,22 @@ def test_pale_words_are_noticed(pages: dict[str, Path], browser: Browser) -> Non
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_screen_reader_is_told_what_everything_is(
-    name: str, width: int, pages: dict[str, Path], browser: Browser
-) -> None:
-    browser.open(pages[name], width=width)
+def test_a_screen_reader_is_told_what_everything_is(name: str, pages: dict[str, Path], browser: Browser) -> None:
+    browser.open(pages[name])
     assert browser.run("document.documentElement.lang") == "en"
     assert browser.run("document.title").endswith("· Unlearning report")
     levels = browser.run("[...document.querySelectorAll('h1, h2, h3, h4')].map(head => +head.tagName[1])")
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in zip([0, *levels], levels, strict=False)), levels
-    told = browser.names()
-    roles = [role for role, _ in told]
-    assert [(role, text) for role, text in told if role in NAMED and not text.strip()] == []
-    assert roles.count("image") == browser.run("document.querySelectorAll('figure').length")
-    tables = browser.run("document.querySelectorAll('table').length")
-    assert roles.count("table") == tables, "they stay tables where they are drawn as cards"
-    named = [text for role, text in told if role == "table"]
-    assert len([text for text in named if text]) == tables
-    assert roles.count("row") >= browser.run("document.querySelectorAll('tbody tr').length")
+    for width in (390, 1280):
+        browser.shape(width=width)
+        told = browser.names()
+        roles = [role for role, _ in told]
+        assert [(role, text) for role, text in told if role in NAMED and not text.strip()] == []
+        assert roles.count("image") == browser.run("document.querySelectorAll('figure').length")
+        tables = browser.run("document.querySelectorAll('table').length")
+        assert roles.count("table") == tables, "they stay tables where they are drawn as cards"
+        assert roles.count("row") >= browser.run("document.querySelectorAll('tbody tr').length")
 
 
 NAMED = ("image", "table", "button", "link", "heading", "region", "columnheader", "rowheader", "DisclosureTriangle")
@@ -323,13 +321,11 @@ def test_a_long_table_goes_on_over_the_next_printed_page(pages: dict[str, Path],
     assert sheets(browser) == 3
 
 
-@pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", PAGES)
-def test_every_figure_is_drawn_and_its_words_can_be_read(
-    name: str, width: int, pages: dict[str, Path], browser: Browser
-) -> None:
-    browser.open(pages[name], width=width)
-    heights = browser.run("[...document.querySelectorAll('figure svg')].map(one => one.getBoundingClientRect().height)")
-    assert all(height > 80 for height in heights)
-    words = browser.run("[...document.querySelectorAll('figure text')].map(one => one.getBoundingClientRect().height)")
-    assert all(height >= 9 for height in words)
+def test_every_figure_is_drawn_and_its_words_can_be_read(name: str, pages: dict[str, Path], browser: Browser) -> None:
+    browser.open(pages[name])
+    heights = "[...document.querySelectorAll('{}')].map(one => one.getBoundingClientRect().height)"
+    for width in (390, 1280):
+        browser.shape(width=width)
+        assert all(height > 80 for height in browser.run(heights.format("figure svg"))), width
+        assert all(height >= 9 for height in browser.run(heights.format("figure text"))), width

@@ -335,6 +335,7 @@ def test_a_sweep_has_a_page_that_names_the_rate(tmp_path: Path) -> None:
         ["0.001 chosen", "remembered", "0.500 0.550 to 0.650", "42.0", "39.0", "50.0", "9.0"],
     ]
     assert "Rate 0.001: forget, unlearned 9.0 %, forget 42.0 %" in figures(html)["By unlearning rate"]
+    assert ">0.0001</text>" in html, "the rates on the axis are not rounded"
     none = swept(tmp_path / "none", SWEPT | {"chosen": None, "reason": "try larger ones"})
     assert entries(none)["Verdict"].startswith("No rate can be named: try larger ones.")
 

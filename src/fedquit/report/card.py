@@ -95,14 +95,18 @@ def targets(groups: Sequence[MethodGroup]) -> str:
 
 
 def untrained(run: RunResults, request: RequestRows) -> bool:
-    """The rule for "untrained": Original is less than a tenth of the way from guessing to every answer right.
+    """The rule for "hardly trained": at most one round, or less than a tenth of the way from guessing to all right.
 
     Args:
-        run: With the label counts of its clients; without them nothing is said.
+        run: With its recipe and the label counts of its clients; what it does not hold says nothing.
         request: With Original's test accuracy.
     """
+    train = run.recipe.get("train")
+    rounds = number(train.get("rounds")) if isinstance(train, dict) else None
+    if rounds is not None and rounds <= 1:
+        return True
     accuracy = request.get("original", "test_acc")
-    labels = {label for held in label_counts(run.clients).values() for label, count in held.items() if count}
+    labels = {label for held in label_counts(run.clients).values() for label, size in held.items() if size}
     if accuracy is None or len(labels) < 2:
         return False
     guessing = 100 / len(labels)
@@ -111,14 +115,15 @@ def untrained(run: RunResults, request: RequestRows) -> bool:
 
 def warnings(runs: Sequence[RunResults]) -> list[str]:
     """What makes the page worth little: an Original that learnt nothing has nothing to forget."""
-    levels = [
-        request.get("original", "test_acc") for run in runs for request in run.requests if untrained(run, request)
-    ]
-    if not levels:
+    pairs = [(run, request) for run in runs for request in run.requests]
+    hardly = [request for run, request in pairs if untrained(run, request)]
+    if not hardly:
         return []
+    accuracy = mean(request.get("original", "test_acc") for request in hardly)
+    level = "" if accuracy is None else f": its test accuracy is {percent(accuracy)}"
     return [
-        f"Original is hardly trained: its test accuracy is {percent(mean(levels))}, little more than guessing. "
-        "There is nothing to forget yet, and these numbers show only that the recipe runs."
+        f"Original is hardly trained{level}. There is little to forget yet, and these numbers show only that the "
+        "recipe runs."
     ]
 
 

@@ -321,8 +321,8 @@ def decision(groups: Sequence[MethodGroup], name: str) -> Drawn | None:
             look = {key: value for key, value in style(i).items() if key != "linestyle"}
             shown = f"{i + 1} {_plain(_shortened(label, 30))}" if len(points) > 1 else _plain(_shortened(label))
             axes.scatter([max(x, left)], [y], s=46, label=shown, zorder=3, clip_on=False, **look)
-            if len(points) > 1:
-                axes.annotate(str(i + 1), (max(x, left), y), (5, 4), textcoords="offset points", fontsize=10.5)
+        for (x, y), numbers_there in _numbered(points).items() if len(points) > 1 else ():
+            axes.annotate(numbers_there, (max(x, left), y), (5, 4), textcoords="offset points", fontsize=10.5)
         if wide:
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(FixedLocator([t for t in _SHARES if left <= t]))
@@ -347,6 +347,14 @@ def decision(groups: Sequence[MethodGroup], name: str) -> Drawn | None:
         "Down and left is better: as close to Retrain as another Retrain, for less."
         + (" A method on Natural’s line forgets no more than training on without the client." if natural else ""),
     )
+
+
+def _numbered(points: Mapping[str, tuple[float, float]]) -> dict[tuple[float, float], str]:
+    """The numbers of the methods at each place, together where methods cannot be told apart."""
+    places: dict[tuple[float, float], list[str]] = {}
+    for i, (x, y) in enumerate(points.values(), 1):
+        places.setdefault((round(x), round(y, 1)), []).append(str(i))
+    return {place: ", ".join(numbers_there) for place, numbers_there in places.items()}
 
 
 _SHARES = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # percent
