@@ -128,7 +128,7 @@ def test_fixed_budgets_have_a_table_of_their_own(tmp_path: Path) -> None:
     assert found[0] == ["Budget", "Spent", "Avg. gap", "Forget", "Retain", "MIA Song", "MIA Yeom", "Test"]
     assert found[1] == ["fedquit"]
     assert [line[:2] for line in found[2:]] == [["5 %", "4.0 % 3 rounds"], ["50 %", "49.0 % 60 rounds"]]
-    assert found[3][4] == "≈20.0 44.5"
+    assert found[3][4] == "20.0 44.5"
     assert found[3][3] == "54.4 80.0", "the recovery goes on past Retrain's accuracy, and so does the gap"
     said = text_of(html).replace("\u00a0", " ")
     assert "within budgets of 5 %: 23.0/43.4, 10 %: 35.6/33.4" in said, "what was measured goes before the curve"
@@ -186,9 +186,9 @@ def test_the_average_gap_and_the_forget_gap_lead_and_the_spread_has_a_line(tmp_p
             "fedquit",
             "15.5",
             "20.0 45.6",
-            "20.0 ≈ 44.5",
+            "20.0 44.5",
             "2.0 63.0",
-            "20.0 ≈ 20.0",
+            "20.0 20.0",
             "20.0 43.4",
             "no trace",
             "26.2 %",
@@ -362,7 +362,7 @@ def test_the_floor_of_a_comparison_serves_its_runs(tmp_path: Path) -> None:
     html = (tmp_path / "r.html").read_text()
     found = table(html, "Gaps to Retrain")
     assert found[3][:3] == ["Retrain again", "–", "21.0"]
-    assert [line[2] for line in found[4:]] == ["20.0 ≈ 45.6"] * 2
+    assert [line[2] for line in found[4:]] == ["20.0 45.6"] * 2, "the spread of two Retrains is no verdict"
     assert "seed-0/client-2/pga" in html
     write_report([tmp_path / "cmp/seed-0/client-2/pga"], tmp_path / "r.html")
     alone = table((tmp_path / "r.html").read_text(), "Gaps to Retrain")
@@ -521,14 +521,14 @@ def test_other_distances_are_told_beside_what_retrain_gets(tmp_path: Path) -> No
         "Two snapshots, AUC",
         "Relearning, × Retrain",
     ]
-    assert found[1][1:] == ["0.512", "0.512", "0.020 spread 0.030: no difference", "0.750 Retrain 0.600", "0.500"]
+    assert found[1][1:] == ["0.512", "0.512", "0.020 spread 0.030", "0.750 Retrain 0.600", "0.500"]
     plain = table(report(tmp_path, with_floor(full())), "Other distances to Retrain")
     assert plain[0] == ["Method", "Tug\u2011of\u2011War", "Tug\u2011of\u2011War, MIA"]
     assert plain[1] == ["fedquit", "0.512", "0.512"], "0.8³; the floor of the test accuracy is not known"
     floor = with_floor(full())
     floor["rows"][3]["floor"] = {"forget_acc": 10.0, "retain_acc": 10.0, "test_acc": 60.0}
     told = table(report(tmp_path, floor), "Other distances to Retrain")[1]
-    assert told[1] == "0.512 spread 0.324: no difference"
+    assert told[1] == "0.512 spread 0.324"
 
 
 def leaks(share: float, *, enough: bool = True) -> dict[str, Any]:
@@ -661,30 +661,6 @@ def test_an_extreme_v_stands_at_the_edge_and_other_teachers_are_levels(tmp_path:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_each_client_is_judged_by_its_own_floor_or_by_that_of_all_if_it_is_larger(tmp_path: Path) -> None:
-    for client in (2, 3):
-        store(tmp_path / f"cmp/seed-0/client-{client}/fedquit", lean(full(client=client)))
-    line = {"method": "retrain again", "phase": "floor", "gaps": {"forget_acc": 15.0}}
-    floors = {"seed-0/client-2": {"forget_acc": 29.0}, "seed-0/client-3": {"forget_acc": 1.0}}
-    (tmp_path / "cmp/comparison.json").write_text(json.dumps({"schema": 1, "table": [line], "floors": floors}))
-    write_report([tmp_path / "cmp"], tmp_path / "r.html")
-    html = (tmp_path / "r.html").read_text()
-    assert table(html, "Client by client")[1:] == [
-        ["Client 2", "25.6", "+20.0 ≈"],
-        ["Client 3", "25.6", "+20.0"],
-    ]
-    assert table(html, "Gaps to Retrain")[-1][2] == "20.0 ± 0.0 45.6", "the mean spread is smaller"
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_seeds_on_either_side_of_retrain_do_not_make_up_for_each_other(tmp_path: Path) -> None:
-    runs = [lean(full(shift=shift)) for shift in (-5.0, -35.0)] + [lean(full(client=3))]  # +15 and -15 points
-    for run in runs:
-        run["rows"][3]["floor"] = {"forget_acc": 2.0}
-    assert table(report(tmp_path, *runs), "Client by client")[1] == ["Client 2", "25.6", "0.0"]
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_song_s_thresholds_have_gaps_and_floors_and_a_bound_is_called_one(tmp_path: Path) -> None:
     found = full()
     for i, row in enumerate(found["rows"]):
@@ -696,7 +672,7 @@ def test_song_s_thresholds_have_gaps_and_floors_and_a_bound_is_called_one(tmp_pa
     assert rows[1:] == [
         ["Retrain", "– 51.0"],
         ["Original", "1.0 50.0"],
-        ["fedquit", "2.0 ≈ 53.0"],
+        ["fedquit", "2.0 53.0"],
     ]
     assert table(html, "Other distances to Retrain")[1][-1] == "≥ 3.000 a bound"
 

@@ -231,8 +231,6 @@ def in_page(line: dict[str, Any], key: str, gap: float | None, level: str = "") 
     words = [fixed(gap)]
     if key in line["deviations"]:
         words.append(f"± {fixed(line['deviations'][key])}")
-    if key in line["inside_floor"]:
-        words.append("≈")
     if level:
         words.append(level)
     return " ".join(words)

@@ -15,19 +15,16 @@ from fedquit.report.verdicts import EQUIVALENT, Verdicts, headline, mark_of, tra
 from fedquit.results import quantities
 from fedquit.results.averages import mean
 from fedquit.results.comparison import Comparison
-from fedquit.results.gaps import within_spread
 from fedquit.results.quantities import OUT_OF_REACH, PairedDifference
 from fedquit.results.requests import RequestRows, distinct
 from fedquit.results.schema import COSTS, GAPS, MEASURES, PHASES, THRESHOLDS, Row, labels, number
 from fedquit.results.summary import MethodGroup, MethodSummary, mean_spreads, summarise, summarise_phase
-from fedquit.results.tug_of_war import no_farther
 from fedquit.results.words import DASH, NBSP, count, fixed, scaled, share, signed
 
 COLUMNS = labels("forget_acc", "retain_acc", "mia_song_svc", "mia_yeom", "test_acc")  # the columns of the table of gaps
 SPREAD_LINE = "Retrain again"
 WIDEST = 8  # columns beside the heading that fit a printed page
 _COSTS_SHOWN = ("bytes", "flops", "server_storage_bytes", "client_storage_bytes", "seconds")
-_NO_DIFFERENCE = ": no difference"
 
 
 @dataclass(frozen=True)
@@ -283,10 +280,10 @@ def _how_to_read(*, judged: bool, spread_known: bool, traced: bool) -> str:
     sentences = ["Avg. gap: the mean of the gaps in forget and retain accuracy and in both attacks."]
     if judged:
         sentences.append("≠ differs from Retrain, ≈ is equivalent within the margin, ? cannot be told.")
-    elif spread_known:
-        sentences.append("≈: no larger than the gap between two Retrains; no test was made.")
     else:
-        sentences.append("How far two Retrains lie apart was not measured, so that small gaps may be chance.")
+        sentences.append("Whether a gap is more than chance was not tested.")
+    if spread_known:
+        sentences.append(f"{SPREAD_LINE}: the gap between two Retrains with different seeds.")
     if traced:
         sentences.append("Own hold-out: forgotten data against data of the same clients that never trained.")
     sentences.append("Sent: bytes in percent of Retrain’s.")
@@ -330,7 +327,7 @@ def _gap_cells(summary: MethodSummary, keys: Iterable[str], verdicts: Verdicts) 
 def _gap_cell(summary: MethodSummary, key: str, gap: float | None, verdicts: Verdicts, level: str = "") -> Cell:
     """The gap with its deviation and the mark of its verdict in one short cell; below, the measure itself."""
     deviation = summary.deviations.get(key)
-    mark = mark_of(summary, key, verdicts)
+    mark = mark_of(key, verdicts)
     parts = [fixed(gap), f"±{NBSP}{fixed(deviation)}" if deviation is not None else "", mark]
     return Cell(NBSP.join(filter(None, parts)), (level,) if level else (), mark == EQUIVALENT)
 
@@ -387,8 +384,7 @@ def budgets(groups: Sequence[MethodGroup]) -> Table | None:
         ["Budget", "Spent", "Avg. gap", *COLUMNS.values()],
         lines,
         "After the last round of recovery that the share pays for; unlearning counts, and a share that it alone "
-        "exceeds is out of reach. Recovery goes on past Retrain’s accuracy here, to show what comes back with it. "
-        "≈: no larger than the Retrain-vs-Retrain spread, not a difference.",
+        "exceeds is out of reach. Recovery goes on past Retrain’s accuracy here, to show what comes back with it.",
     )
 
 
@@ -405,15 +401,9 @@ def _at_budget(ended: Sequence[RequestRows]) -> list[Cell]:
         notes.append(f"{len(within)} of {len(ended)} requests")
     return [
         Cell(spent, tuple(notes)),
-        _marked(summary, "avg_gap", summary.avg_gap),
-        *(_marked(summary, key, summary.gaps.get(key), (fixed(summary.means.get(key)),)) for key in COLUMNS),
+        Cell(fixed(summary.avg_gap)),
+        *(Cell(fixed(summary.gaps.get(key)), (fixed(summary.means.get(key)),)) for key in COLUMNS),
     ]
-
-
-def _marked(summary: MethodSummary, key: str, gap: float | None, notes: tuple[str, ...] = ()) -> Cell:
-    """Shorter than `_gap_cell`, for many columns."""
-    within = key in summary.inside_floor
-    return Cell(f"{EQUIVALENT if within else ''}{fixed(gap)}", notes, within)
 
 
 def requests_at_a_glance(lines: Sequence[tuple[str, str, RequestRows]]) -> Table:
@@ -549,6 +539,9 @@ def _exposed(request: RequestRows, phase: str, key: str) -> Cell:
     high = request.get(phase, f"{key}_high")
     if low is not None and high is not None:
         notes.append(f"{times * low:.{digits}f} to {times * high:.{digits}f}")
+    fpr_high = request.get(phase, f"{key}_fpr_high")
+    if fpr_high is not None:
+        notes.append(f"FPR up to {_in_percent(fpr_high)}{NBSP}%")
     if request.row(phase).get(f"{key}_enough") is False:
         notes.append("few")
     if key == "auc" and isinstance(request.row(phase).get("holdout_verdict"), str):
@@ -600,20 +593,15 @@ def _in_parts(corner: str, heads: Sequence[str], rows: Sequence[Line]) -> list[T
                 [corner, *heads[shown]],
                 lines,
                 "Means over seeds. Above zero something may be left, below zero the data is treated worse than unseen "
-                "data. ≈: no larger than between two Retrains, of this client or of all on average, whichever differ "
-                "more; no test was made.",
+                "data. The gap of a single client is not judged: the verdicts are over all targets.",
             )
         )
     return parts
 
 
 def _client_cell(requests: Sequence[RequestRows]) -> Cell:
-    """The mean with its sign; seeds that lie on either side of Retrain do not make up for each other."""
-    gap = mean(quantities.request_gap(request, "recovered") for request in requests)
-    sizes = quantities.absolute_gap(requests, "forget_acc")
-    spread = mean(quantities.request_spread(request, "forget_acc") for request in requests)
-    within = within_spread(sizes.mean if sizes else None, spread)
-    return Cell(f"{signed(gap)}{NBSP}{EQUIVALENT}" if within else signed(gap), (), within)
+    """The mean with its sign."""
+    return Cell(signed(mean(quantities.request_gap(request, "recovered") for request in requests)))
 
 
 def _heading(request: RequestRows) -> str:
@@ -660,18 +648,16 @@ def _filled(columns: Mapping[str, Sequence[Cell]]) -> dict[str, Sequence[Cell]]:
 def _tug_cell(value: float | None, spread: float | None) -> Cell:
     if value is None or spread is None:
         return Cell(fixed(value, 3))
-    within = no_farther(value, spread)
-    return Cell(fixed(value, 3), (f"spread {fixed(spread, 3)}{_NO_DIFFERENCE if within else ''}",), within)
+    return Cell(fixed(value, 3), (f"spread {fixed(spread, 3)}",))
 
 
 def _divergence(group: MethodGroup) -> Cell:
     summary = group.summary
     value = summary.gaps.get("forget_js")
     spread = summary.spread.get("forget_js")
-    within = "forget_js" in summary.inside_floor
     if value is None or spread is None:
         return Cell(fixed(value, 3))
-    return Cell(fixed(value, 3), (f"spread {fixed(spread, 3)}{_NO_DIFFERENCE if within else ''}",), within)
+    return Cell(fixed(value, 3), (f"spread {fixed(spread, 3)}",))
 
 
 def _relearning(group: MethodGroup) -> Cell:

@@ -97,17 +97,14 @@ def headline(verdicts: Verdicts) -> Judged | None:
     return next((verdicts[key] for key in HEADLINES if key in verdicts), None)
 
 
-def mark_of(summary: MethodSummary, key: str, verdicts: Verdicts) -> str:
-    """The sign beside a gap, or "".
+def mark_of(key: str, verdicts: Verdicts) -> str:
+    """The sign beside a gap, or "" where no test was made.
 
     Args:
-        summary: The line of the method.
         key: The measure.
-        verdicts: Of the method; where there are none, a gap within the Retrain-vs-Retrain spread is marked.
+        verdicts: Of the method.
     """
-    if verdicts:
-        return MARKS[verdicts[key].word] if key in verdicts else ""
-    return EQUIVALENT if key in summary.inside_floor else ""
+    return MARKS[verdicts[key].word] if key in verdicts else ""
 
 
 # The trace against the client's own hold-out

@@ -37,19 +37,6 @@ def tug_of_war_mia(*, mia: float, retain: float, test: float) -> float:
     return tug_of_war(forget=mia, retain=retain, test=test)
 
 
-def no_farther(value: float | None, spread: float | None) -> bool:
-    """The rule for "no difference" in Tug-of-War: no lower than that of two Retrains with different seeds.
-
-    Args:
-        value: The method's Tug-of-War.
-        spread: The Tug-of-War of two Retrains.
-
-    Returns:
-        False where one of the two was not measured.
-    """
-    return value is not None and spread is not None and value >= spread
-
-
 def _share(gap: float) -> float:
     if not abs(gap) <= 100:
         raise InputError(f"a gap is {gap} points: it must lie between -100 and 100.")
