@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from markupsafe import Markup
 from fedquit.errors import InputError, StoreError, UnknownNameError
 from fedquit.report import ENDINGS, FORMATS, write_report
 from fedquit.report.figures import _around, _AtV
+from fedquit.report.verdicts import Judged, verdicts_of
+from fedquit.results.summary import MethodSummary
 from test_report import Outline, cells, entries, forget, report, results, store, text_of
 
 FPR = [10 ** (-4 + i / 20) for i in range(81)]
@@ -226,7 +229,7 @@ def judged(folder: Path, *words: str, **changes: object) -> str:
     ],
 )
 def test_verdicts_are_those_of_the_results(tmp_path: Path, word: str, mark: str, said: str) -> None:
-    html = judged(tmp_path, word, reason="one Retrain for each target: three would tell")
+    html = judged(tmp_path, word, reason=f"{word}: one Retrain for each target: three would tell")
     line = table(html, "Gaps to Retrain")[-1]
     assert line[:4] == ["method_0", word, f"15.5 {mark}", f"20.0 {mark} 45.6"]
     assert line[4] == "20.0 44.5", "no verdict on the retain accuracy is stored, and none is made up"
@@ -235,6 +238,25 @@ def test_verdicts_are_those_of_the_results(tmp_path: Path, word: str, mark: str,
     assert card["Verdict"].startswith(f"{said} {certainty}.")
     reason = "Whether it differs from Retrain: one Retrain for each target: three would tell."
     assert card.get("Cannot be told", "") == (reason if word == "cannot tell" else "")
+
+
+def test_verdicts_are_read_from_the_model_and_from_its_json_alike() -> None:
+    @dataclass(frozen=True, slots=True)
+    class GapVerdict:
+        word: str
+        gap: float | None
+        reason: str
+
+    from_json = MethodSummary("a", "recovered", extra={"verdicts": {"avg_gap": verdict("differs", p=None)}})
+    assert verdicts_of(from_json)["avg_gap"] == Judged("differs", 15.5, 12.0, 19.0, 3.0, None, 2, 2, 3)
+    model = {
+        "avg_gap": GapVerdict("cannot tell", None, "cannot tell: one seed"),
+        "odd": 3,
+        "unknown": {"word": "maybe"},
+    }
+    line = MethodSummary("a", "recovered", extra={"verdicts": model})
+    assert verdicts_of(line) == {"avg_gap": Judged("cannot tell", reason="one seed")}
+    assert verdicts_of(MethodSummary("a", "recovered", extra={"verdicts": [1]})) == {}
 
 
 @pytest.mark.usefixtures("undrawn")

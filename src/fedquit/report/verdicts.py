@@ -6,6 +6,7 @@ Results of older versions lack some of them; then the page says that no test was
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,13 +69,16 @@ def verdicts_of(line: MethodSummary) -> dict[str, Judged]:
 
 def _judged(stored: object) -> Judged | None:
     """A verdict from the results model or from its JSON; None for anything else."""
-    fields: Mapping[str, Any] = stored if isinstance(stored, Mapping) else getattr(stored, "__dict__", {})
+    fields: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
+    if dataclasses.is_dataclass(stored) and not isinstance(stored, type):
+        fields = dataclasses.asdict(stored)
     word = fields.get("word")
     if word not in MARKS:
         return None
     reason = fields.get("reason")
     numbers = {name: number(fields.get(name)) for name in _NUMBERS}
-    return Judged(str(word), reason=reason if isinstance(reason, str) else "", **numbers)
+    said = reason.removeprefix(f"{word}: ") if isinstance(reason, str) else ""
+    return Judged(str(word), reason=said, **numbers)
 
 
 def verdicts_by_method(groups: Sequence[MethodGroup], comparisons: Sequence[Comparison]) -> dict[str, Verdicts]:
