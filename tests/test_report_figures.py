@@ -16,8 +16,9 @@ from markupsafe import Markup
 from fedquit.errors import InputError, StoreError, UnknownNameError
 from fedquit.report import ENDINGS, FORMATS, write_report
 from fedquit.report.figures import _around, _AtV
+from fedquit.report.tables import two_kinds
 from fedquit.report.verdicts import Judged, verdicts_of
-from fedquit.results.summary import MethodSummary
+from fedquit.results.summary import MethodGroup, MethodSummary
 from test_report import Outline, cells, entries, forget, report, results, store, text_of
 
 FPR = [10 ** (-4 + i / 20) for i in range(81)]
@@ -285,6 +286,21 @@ def test_natural_after_as_many_rounds_stands_beside_every_method(tmp_path: Path)
     control = "Natural, which does not unlearn, has 44.4 % forget accuracy after as many rounds, fedquit 45.6 %."
     assert control in entries(html)["Verdict"]
     assert "Beside Natural" not in report(tmp_path, full())
+
+
+def test_memory_of_samples_and_knowledge_of_the_distribution_are_told_apart() -> None:
+    @dataclass(frozen=True)
+    class Told(MethodSummary):
+        sample_memory: float | None = 4.0
+        distribution_knowledge: float | None = -1.5
+
+    group = MethodGroup("fedquit", [])
+    assert two_kinds([group]) is None
+    vars(group)["summary"] = Told("fedquit", "recovered")
+    shown = two_kinds([group])
+    assert shown
+    assert list(shown.heads) == ["Method", "Samples", "Distribution"]
+    assert [cell.text for cell in shown.lines[0].cells] == ["+4.0", "−1.5"]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -168,7 +168,7 @@ def _together(
     drawn = [figures.radar(groups, "all-radar"), figures.over_v(runs, "all-v")]
     federations = {json.dumps(figures.label_counts(run.clients), sort_keys=True) for run in runs}
     drawn += [figures.labels_by_client(runs, "all-labels")] if len(federations) == 1 else []
-    shown = [tables.control(groups), tables.durability(groups), tables.costs(groups)]
+    shown = [tables.two_kinds(groups), tables.control(groups), tables.durability(groups), tables.costs(groups)]
     shown += [tables.thresholds(groups, verdicts), tables.distances(groups)]
     shown += [*(tables.by_client(groups) if groups else []), tables.budgets(groups)]
     return {"figures": [d for d in drawn if d], "tables": [t for t in shown if t]}

@@ -193,6 +193,24 @@ def control(groups: Sequence[MethodGroup]) -> Table | None:
     )
 
 
+def two_kinds(groups: Sequence[MethodGroup]) -> Table | None:
+    """Memory of the samples and knowledge of the clients' distribution, where the results tell them apart."""
+    kinds = {"Samples": "sample_memory", "Distribution": "distribution_knowledge"}
+    columns = _filled(
+        {head: [Cell(signed(getattr(group.summary, key, None))) for group in groups] for head, key in kinds.items()}
+    )
+    if not columns:
+        return None
+    return Table(
+        "What is left of the clients",
+        "After recovery, in points beside Retrain; means over requests",
+        ["Method", *columns],
+        [Line(group.label, [cells[i] for cells in columns.values()]) for i, group in enumerate(groups)],
+        "Samples: forget less hold-out accuracy, less Retrain’s. Distribution: hold-out accuracy less Retrain’s. "
+        "Together they are the gap in forget accuracy.",
+    )
+
+
 _AFTER = {"": "At the stop", "_last": "Last rounds", "_after_5": "+5", "_after_10": "+10", "_after_20": "+20"}
 
 
