@@ -174,6 +174,8 @@ def test_the_page_is_called_as_its_recipe_and_says_what_it_is_about(tmp_path: Pa
         "Code": "fedquit 0.1.0, commit 0123456789ab with uncommitted changes",
     }
     assert "<h1>A client leaves, and 1 more</h1>" in report(tmp_path, content, results(title="Another"))
+    content["recipe"]["data"]["partition"] = "iid"
+    assert ">toy, 10 clients, iid, hold-out 0.2</dd>" in report(tmp_path, content), "alpha is of lda alone"
 
 
 @pytest.mark.parametrize(("accuracy", "warned"), [(18.9, True), (19.1, False), (None, False)])
@@ -235,7 +237,7 @@ def test_a_page_without_retrain_has_no_broken_sentence_and_no_empty_column(tmp_p
     for broken in ("not measured", "has no ", "Gap", "beside Retrain", "less Retrain’s", "None", "nan", "Retrained"):
         assert broken not in said, broken
     card = entries(html)
-    assert card["Verdict"].startswith("Its samples: remembered (still told from data of the same clients that never")
+    assert card["Verdict"].startswith("Its samples: remembered, still told from data of the same clients that never")
     assert "(AUC 0.620, 95 % interval 0.550 to 0.690)" in card["Verdict"]
     assert card["Cost"] == "4.0 MB sent. 74.6 s here."
     assert card["Cannot be told"] == (

@@ -297,8 +297,11 @@ def test_the_control_s_own_verdict_stands_on_the_card(tmp_path: Path) -> None:
     verdict = {"holdout_verdict": "remembered", "auc": 0.613, "auc_low": 0.581, "auc_high": 0.644}
     levels = {"forget_acc": 44.4, "holdout_acc": 40.0}
     found["rows"].append(found["rows"][3] | {"phase": "natural", "method": "natural", **levels, **verdict})
+    found["rows"][0]["holdout_verdict"] = "remembered"
     found["rows"][3] |= {"natural_forget_acc": 44.4}
     html = report(tmp_path, found)
+    own = [line[table(html, "Gaps to Retrain")[0].index("Own hold-out")] for line in table(html, "Gaps to Retrain")]
+    assert own[1:] == ["no trace", "remembered", "no trace"], "Original shows whether the test sees anything"
     said = "fedquit 45.6 %; Natural’s samples: remembered (AUC 0.613, 95 % interval 0.581 to 0.644)."
     assert said in entries(html)["Verdict"]
     assert table(html, "What an attacker can tell")[-1][0] == "Natural"
@@ -665,9 +668,9 @@ def test_a_recovery_dearer_than_retrain_is_drawn_on_a_log_axis(tmp_path: Path) -
     ("verdict", "words"),
     [
         ("no trace", "Its samples: no trace against data of the same clients that never trained (AUC 0.500, 95 %"),
-        ("remembered", "Its samples: remembered (still told from data of the same clients"),
-        ("forgotten within the margin", "Its samples: forgotten within the margin (treated like data of the same"),
-        ("over-unlearned", "Its samples: over-unlearned (treated worse than data of the same clients"),
+        ("remembered", "Its samples: remembered, still told from data of the same clients"),
+        ("forgotten within the margin", "Its samples: forgotten within the margin, treated like data of the same"),
+        ("over-unlearned", "Its samples: over-unlearned, treated worse than data of the same clients"),
         ("cannot tell", "Whether its samples are remembered: 40 hold-out samples are too few."),
         ("else", "Whether its samples are remembered: none of the clients’ data was held out"),
     ],

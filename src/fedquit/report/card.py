@@ -194,7 +194,7 @@ def _control_traces(group: MethodGroup) -> str:
 
 def _trace(verdict: str) -> str:
     word = trace_word(verdict)
-    return TRACES[word] if word in (CANNOT_TELL, NO_TRACE) else f"{word} ({TRACES[word]})"
+    return TRACES[word] if word in (CANNOT_TELL, NO_TRACE) else f"{word}, {TRACES[word]}"
 
 
 def _beside(difference: float) -> str:

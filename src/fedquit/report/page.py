@@ -103,7 +103,7 @@ def _data(recipe: Mapping[str, Any]) -> str:
     parts = [str(data.get("name", ""))]
     parts += [f"{data['clients']} clients"] if "clients" in data else []
     partition = str(data.get("partition", ""))
-    skew = f" {data['alpha']:g}" if partition and isinstance(data.get("alpha"), int | float) else ""
+    skew = f" {data['alpha']:g}" if partition == "lda" and isinstance(data.get("alpha"), int | float) else ""
     parts += [f"{partition}{skew}"] if partition else []
     parts += (
         [f"hold-out {data['holdout']:g}"] if isinstance(data.get("holdout"), int | float) and data["holdout"] else []

@@ -117,7 +117,8 @@ def gaps(groups: Sequence[MethodGroup]) -> Table | None:
     for name, phase in (("Retrain", "retrained"), ("Original", "original")):
         summary = summarise_phase(name, phase, shared)
         cells = [Cell(DASH if phase == "retrained" else fixed(summary.avg_gap)), *_levels(summary, shown)]
-        lines.append(_with_columns(name, cells, "" if judged else None, "" if traced else None, DASH, len(shared)))
+        trace = trace_words(shared, phase) if traced else None
+        lines.append(_with_columns(name, cells, "" if judged else None, trace, DASH, len(shared)))
     spreads = mean_spreads(shared)
     if any(key in spreads for key in (*shown, "avg_gap")):
         cells = [Cell(fixed(spreads.get(key))) for key in ("avg_gap", *shown)]

@@ -24,7 +24,7 @@ def headline(verdicts: Mapping[str, GapVerdict]) -> GapVerdict | None:
 NO_TRACE = "no trace"  # the word of older results
 TRACES = {
     REMEMBERED: "still told from data of the same clients that never trained",
-    FORGOTTEN: "treated like data of the same clients that never trained, within the margin",
+    FORGOTTEN: "treated like data of the same clients that never trained",
     OVER_UNLEARNED: "treated worse than data of the same clients that never trained, which gives it away, too",
     CANNOT_TELL: "the hold-out cannot tell",
     NO_TRACE: "no trace against data of the same clients that never trained",
