@@ -78,7 +78,7 @@ def text_of(html: str) -> str:
 
 
 def cells(html: str) -> list[list[str]]:
-    lines = re.findall(r"<tr>(.*?)</tr>", html, flags=re.DOTALL)
+    lines = re.findall(r"<tr\b[^>]*>(.*?)</tr>", html, flags=re.DOTALL)
     return [[text_of(c) for c in re.findall(r"<t[hd]\b.*?</t[hd]>", line, flags=re.DOTALL)] for line in lines]
 
 
@@ -115,7 +115,7 @@ class Outline(HTMLParser):
 
 
 def test_the_table_shows_every_number_of_every_row(tmp_path: Path) -> None:
-    found = cells(report(tmp_path, results()).partition("All numbers")[2])
+    found = cells(report(tmp_path, results()).partition(">All numbers<")[2])
     assert found[1:] == [
         ["Original", "original", "2", "11", "12.3", "13.4", "14.5", "15.6", "16.7", "–"],
         ["Retrained", "retrain", "2", "21", "22.3", "23.4", "24.5", "25.6", "26.7", "–"],
@@ -124,56 +124,126 @@ def test_the_table_shows_every_number_of_every_row(tmp_path: Path) -> None:
     ]
 
 
-def test_two_sentences_tell_what_was_forgotten_at_what_cost_and_how_close_to_retrain(tmp_path: Path) -> None:
-    said = text_of(report(tmp_path, results()))
-    assert (
-        "Asked to forget client 2, fedquit took the accuracy on the data to forget from 15.6 % to 35.6 %; after "
-        "41 rounds of recovery it is 45.6 %, 20.0 points above Retrain, which never saw that data (25.6 %). "
-        "The price of forgetting: the retained clients’ loss rose by 0.274, test accuracy ended at 43.4 % "
-        "against Retrain’s 23.4 %, and that took 74.6 s where Retrain took 22.3 s; "
-        "whether that is chance was not measured: there is neither a hold-out nor a second Retrain to compare with."
-    ) in said
-    assert NOTE in said
+def entries(html: str) -> dict[str, str]:
+    """What the verdict card says, by label."""
+    card = html.partition('<div class="card">')[2].partition("</div>")[0]
+    found = re.findall(r"<dt>(.*?)</dt>\s*<dd\b[^>]*>(.*?)</dd>", card, flags=re.DOTALL)
+    return {unescape(label): text_of(said).replace("\u00a0", " ") for label, said in found}
+
+
+def test_the_card_tells_what_was_asked_and_done_and_what_it_cost(tmp_path: Path) -> None:
+    html = report(tmp_path, results())
+    card = entries(html)
+    assert list(card) == ["Asked", "Done", "Verdict", "Price", "Cost", "Cannot be told"]
+    assert card["Asked"] == "Forget client 2."
+    assert card["Done"] == "fedquit; then 41 rounds of recovery, compared with Retrain."
+    assert card["Verdict"] == (
+        "The gap in forget accuracy to Retrain is 20.0 points. No test was made. "
+        "The client’s kind of data: accuracy on its hold-out is 46.7 %, 20.0 points above Retrain’s."
+    )
+    assert card["Price"] == (
+        "The retained clients’ loss rose by 0.274. Test accuracy ended at 43.4 %; Retrain has 23.4 %."
+    )
+    assert card["Cost"] == "74.6 s here; Retrain took 22.3 s."
+    assert card["Cannot be told"] == (
+        "Whether a gap is more than chance: that takes several Retrains of each target (fedquit compare "
+        "--retrain-seeds). "
+        "Whether its samples are remembered: none of the clients’ data was held out (data.holdout)."
+    )
+
+
+def test_the_prose_is_two_short_sentences(tmp_path: Path) -> None:
+    html = report(tmp_path, results())
+    prose = text_of(" ".join(re.findall(r'<p class="(?:lead|note)">(.*?)</p>', html))).replace("\u00a0", " ")
+    assert prose == (
+        "fedquit took the accuracy on the data to forget from 15.6 % to 45.6 %; Retrain, which never saw it, has "
+        f"25.6 %. {NOTE}"
+    )
+
+
+def test_the_page_is_called_as_its_recipe_and_says_what_it_is_about(tmp_path: Path) -> None:
+    content = results() | {"code": {"version": "0.1.0", "commit": "0123456789abcdef", "dirty": True}}
+    content["recipe"]["data"] |= {"clients": 10, "partition": "lda", "holdout": 0.2}
+    html = report(tmp_path, content, content)
+    assert "<h1>A client leaves</h1>" in html
+    about = dict(re.findall(r"<div><dt>(.*?)</dt><dd>(.*?)</dd></div>", html))
+    assert about == {
+        "Forgotten": "Client 2",
+        "Seed": "0",
+        "Data": "toy, 10 clients, lda 0.1, hold-out 0.2",
+        "Code": "fedquit 0.1.0, commit 0123456789ab with uncommitted changes",
+    }
+    assert "<h1>A client leaves, and 1 more</h1>" in report(tmp_path, content, results(title="Another"))
+    content["recipe"]["data"]["partition"] = "iid"
+    assert ">toy, 10 clients, iid, hold-out 0.2</dd>" in report(tmp_path, content), "alpha is of lda alone"
+
+
+@pytest.mark.parametrize(("accuracy", "warned"), [(18.9, True), (19.1, False), (None, False)])
+def test_an_original_hardly_above_guessing_is_warned_about(
+    tmp_path: Path, accuracy: float | None, warned: bool
+) -> None:
+    content = results() | {"clients": {"0": list(range(1, 11))}}  # ten classes: guessing is 10 %, a tenth above it 19 %
+    content["rows"][0]["test_acc"] = accuracy
+    html = report(tmp_path, content)
+    assert ("Original is hardly trained" in html) == warned
+    assert "hardly trained" not in report(tmp_path, results()), "how many classes there are is not known"
+    once = results()
+    once["recipe"]["train"] = {"rounds": 1}
+    assert "Original is hardly trained: its test accuracy is 13.4\u00a0%." in report(tmp_path, once)
 
 
 @pytest.mark.parametrize(
     ("price", "words"),
     [
-        (-0.0121, "the retained clients’ loss fell by 0.012"),
-        (0.0001, "The price of forgetting was nil"),
-        (None, "The price of forgetting was not measured"),
-        (float("nan"), "The price of forgetting was not measured"),
+        (-0.0121, "The retained clients’ loss fell by 0.012."),
+        (0.0001, "The retained clients’ loss did not change."),
+        (None, "Test accuracy ended at 43.4 %"),
+        (float("nan"), "Test accuracy ended at 43.4 %"),
     ],
 )
 def test_the_price_is_told_as_it_is(tmp_path: Path, price: float | None, words: str) -> None:
     rows = forget()
     rows[2]["price_of_forgetting"] = price
-    assert words in text_of(report(tmp_path, results(rows)))
+    assert entries(report(tmp_path, results(rows)))["Price"].startswith(words)
 
 
-def test_many_requests_are_told_by_the_method_that_came_nearest(tmp_path: Path) -> None:
+def test_of_many_requests_no_method_is_hidden(tmp_path: Path) -> None:
     closer = forget()
     closer[3] |= {"method": "pga", "forget_acc": 25.6, "rounds": 7}
     closer[2] |= {"method": "pga", "price_of_forgetting": -0.5}
     html = report(tmp_path, results(), results(closer), results(), results())
-    said = text_of(html).replace("\u00a0", " ")
-    assert (
-        "Asked to forget client 2, of 2 methods “pga” came nearest to Retrain, by a gap in forget accuracy of" in said
+    card = entries(html)
+    assert card["Done"] == (
+        "2 methods: fedquit, pga; then between 7 rounds (pga) and 41 rounds (fedquit) of recovery, over up to 3 "
+        "requests each, compared with Retrain."
     )
-    assert "of 0.0 points (then fedquit 20.0): it took the accuracy" in said
-    assert (
-        "from 15.6 % to 35.6 %; after recovery it is 25.6 %, where Retrain, which never saw that data, has 25.6 %"
-        in said
+    assert card["Verdict"].startswith(
+        "The gap in forget accuracy to Retrain is between 0.0 points (pga) and 20.0 points (fedquit). No test was made."
     )
-    assert (
-        "Recovery took 7 rounds, the price of forgetting (the change of the retained clients’ loss) was −0.500" in said
-    )
-    assert "the gap in forget accuracy is 0.0 points; whether that is chance was not measured" in said
-    assert NOTE in said
-    line = ["pga", "15.6", "35.6", "25.6", "25.6", "0.0", "43.4", "23.4", "7", "−0.500"]
+    assert "changed by between −0.500 (pga) and +0.274 (fedquit)" in card["Price"]
+    assert NOTE in text_of(html)
+    line = ["pga", "0.0", "25.6", "25.6", "35.6", "15.6", "43.4", "23.4", "7", "−0.500"]
     assert ["run-1", *line] in cells(html)
     assert 'href="#run2"' in html
     assert 'id="run2"' in html
+
+
+def test_a_page_without_retrain_has_no_broken_sentence_and_no_empty_column(tmp_path: Path) -> None:
+    rows = [one for one in forget() if one["phase"] != "retrained"]
+    for one in rows:
+        one |= {"auc": 0.62, "auc_low": 0.55, "auc_high": 0.69, "holdout_verdict": "remembered", "down_bytes": 2e6}
+    html = report(tmp_path, results(rows))
+    said = text_of(html.partition("</style>")[2].partition("<script")[0]).replace("\u00a0", " ")
+    for broken in ("not measured", "has no ", "Gap", "beside Retrain", "less Retrain’s", "None", "nan", "Retrained"):
+        assert broken not in said, broken
+    card = entries(html)
+    assert card["Verdict"].startswith("Its samples: remembered, still told from data of the same clients that never")
+    assert "(AUC 0.620, 95 % interval 0.550 to 0.690)" in card["Verdict"]
+    assert card["Cost"] == "4.0 MB sent. 74.6 s here."
+    assert card["Cannot be told"] == (
+        "How close this is to a model that never saw the data: there is no Retrain to compare with."
+    )
+    assert all("–" not in line for line in cells(html)), "what nobody measured has no column"
 
 
 def test_several_requests_and_clients_that_join_each_have_their_place(tmp_path: Path) -> None:
@@ -209,7 +279,7 @@ def test_a_recovery_that_was_not_needed_has_a_curve_of_one_point(tmp_path: Path)
     rows = forget()
     rows[3] |= {"rounds": 0, "curve": [{"round": 0.0, "test_acc": 33.4}]}
     html = report(tmp_path, results(rows))
-    assert "after 0 rounds of recovery" in text_of(html)
+    assert entries(html)["Done"] == "fedquit; then 0 rounds of recovery, compared with Retrain."
     assert html.count("<figure ") == 2
 
 
@@ -219,13 +289,14 @@ def test_titles_and_names_are_escaped(tmp_path: Path) -> None:
     content["rows"][3]["method"] = content["recipe"]["method"]["name"] = bad
     content["versions"][bad] = bad
     html = report(tmp_path, content, content)
-    assert "<script" not in html
+    assert html.count("<script") == 1, "the page's own, which sorts the tables"
     assert escape("<script>alert(") in html
 
 
 def test_the_page_asks_for_nothing_from_elsewhere(tmp_path: Path) -> None:
     html = report(tmp_path, results(), results())
-    assert not re.search(r"https?:|@import|<script|<link|<img|\bsrc=", html)
+    assert not re.search(r"https?:|@import|<link|<img|\bsrc=|fetch\(|XMLHttp|import\(", html)
+    assert re.findall(r"<script[^>]*>", html) == ["<script>"]
     assert set(re.findall(r'href="(.)', html)) == {"#"}
 
 

@@ -28,6 +28,8 @@ from results.random_results import Study, studies, write_study
 from test_report_figures import table
 
 SHOWN = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom")
+IN_PAGE = ("forget_acc", "retain_acc", "mia_song_svc", "mia_yeom", "test_acc")  # in the order of its columns
+NO_GAPS = ("Verdict", "Own hold-out", "Sent", "Requests")
 FORMATS = {"html": "r.html", "csv": "r.csv", "md": "r.md", "latex": "r.tex", "json": "r.json"}
 
 
@@ -60,7 +62,7 @@ def test_every_view_prints_the_numbers_of_the_one_model(study: Study) -> None:
     by_hand(study, stored)
     methods = [line for line in stored if line["phase"] == "recovered" and line["runs"]]
     terminal(lines, stored)
-    html(views["html"], methods)
+    html(views["html"], methods, next((line for line in stored if line["phase"] == "floor"), None))
     tables_of_text(views["md"], methods)
     tables_of_text(views["latex"].replace(r"$\pm$", "±").replace("--", DASH).replace(r"$\neq$", "≠"), methods)
     exported(json.loads(views["json"]), methods)
@@ -227,15 +229,27 @@ def on_terminal(line: dict[str, Any], key: str) -> str:
     return f"{level} ({mark}{line['gaps'][key]:.1f}{deviation})"
 
 
-def html(page: str, methods: Sequence[dict[str, Any]]) -> None:
+def html(page: str, methods: Sequence[dict[str, Any]], again: dict[str, Any] | None) -> None:
     if any(key in line["gaps"] for line in methods for key in AVERAGED.values()):
         gaps = table(page, "Gaps to Retrain")
-        keys = [key for key in SHOWN if any(key in line["gaps"] for line in methods)]
+        keys = [key for key in IN_PAGE if any(key in line["gaps"] for line in methods)]
         printed = {row[0]: row[1:] for row in gaps[1:]}
         for line in methods:
             average = in_page(line, "avg_gap", line["avg_gap"])
             cells = [in_page(line, key, line["gaps"].get(key), fixed(line["means"].get(key))) for key in keys]
-            assert printed[line["method"]] == [str(line["runs"]), *cells, average]
+            sent = share(line["bytes_percent"]).replace("\u00a0", " ")
+            row = dict(zip(gaps[0][1:], printed[line["method"]], strict=True))
+            verdicts = line["verdicts"]
+            judged = next((verdicts[key]["word"] for key in ("avg_gap", "forget_acc") if key in verdicts), "not tested")
+            assert row.pop("Verdict", "not tested") == judged
+            counts = sorted(line["holdout_verdicts"].items(), key=lambda item: -item[1])
+            said = ", ".join(f"{n:g} × {word}" for word, n in counts) if len(counts) > 1 else "".join(dict(counts))
+            assert row.pop("Own hold-out", DASH) == (said or DASH)
+            assert list(row.values()) == [average, *cells, sent, str(line["runs"])]
+        if again and any(key in again["gaps"] for key in keys):
+            spreads = [fixed(again["avg_gap"]), *(fixed(again["gaps"].get(key)) for key in keys)]
+            row = dict(zip(gaps[0][1:], printed["Retrain again"], strict=True))
+            assert [row[head] for head in gaps[0] if head in row and head not in NO_GAPS] == spreads
     costs = table(page, "Costs")
     shares = {costs[i - 3][0]: row for i, row in enumerate(costs) if row[0] == "Share of Retrain"}
     for line in methods:
@@ -262,8 +276,6 @@ def in_page(line: dict[str, Any], key: str, gap: float | None, level: str = "") 
         words.append(f"± {fixed(line['deviations'][key])}")
     if level:
         words.append(level)
-    if key in line["spread"]:
-        words.append(f"spread {fixed(line['spread'][key])}")
     return " ".join(words)
 
 
@@ -280,10 +292,10 @@ def budgets_in_page(page: str, methods: Sequence[dict[str, Any]]) -> None:
             if not budget["runs"]:
                 expected.append([f"{100 * float(name):g} %", f"{spent} out of reach"])
                 continue
-            gaps = [fixed(budget.get(f"{key}_gap")) for key in SHOWN]
-            levels = [fixed(budget.get(key)) for key in SHOWN]
+            gaps = [fixed(budget.get(f"{key}_gap")) for key in IN_PAGE]
+            levels = [fixed(budget.get(key)) for key in IN_PAGE]
             cells = [f"{gap} {level}" for gap, level in zip(gaps, levels, strict=True)]
-            expected.append([f"{100 * float(name):g} %", spent, *cells, fixed(budget.get("avg_gap"))])
+            expected.append([f"{100 * float(name):g} %", spent, fixed(budget.get("avg_gap")), *cells])
     assert len(rows) == len(expected) + 1
     for row, wanted in zip(rows[1:], expected, strict=True):
         if len(wanted) == 2:

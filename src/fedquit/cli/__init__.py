@@ -40,7 +40,7 @@ def main() -> None:
         err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        err.print("stopped; the same command goes on from here.")
+        err.print("stopped.")
         sys.exit(130)
 
 

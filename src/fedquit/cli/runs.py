@@ -167,15 +167,20 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Choose the unlearning rate without a Retrain: compare the forget data with the client's own holdout."""
+    from fedquit.report import write_report
+    from fedquit.results.folders import write_sweep
     from fedquit.studies.sweep import parse_rates, sweep_rates
 
     _set_threads(recipe)
-    with Bars() as bars:
-        outcome = sweep_rates(recipe, parse_rates(lr), rounds, out, cache=cache, reporter=bars)
+    with Bars("Sweep") as bars:
+        outcome = sweep_rates(recipe, parse_rates(lr), rounds, out, cache=cache, reporter=bars, overview=bars)
+    write_sweep(out, outcome.to_dict())
+    write_report([out], out / "report.html")
     if as_json:
         typer.echo(json.dumps(outcome.to_dict()))
     else:
         _print_sweep(outcome, rounds)
+        screen.print(f"Report: {out / 'report.html'}", **PLAIN)
 
 
 def _print_sweep(outcome: Sweep, rounds: int) -> None:
@@ -277,7 +282,7 @@ _COLUMNS = {
 
 
 def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path) -> None:
-    from fedquit.results.path import LAST
+    from fedquit.results.summary import natural_averaged
 
     title = f"{escape(recipe.title) or 'Comparison'}: in %, (gap to Retrain ± deviation)"
     screen.print(comparison_table(title, lines))
@@ -287,8 +292,7 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
     _print_verdicts(lines)
     controlled = [line for line in lines if line.natural]
     if controlled:
-        averaged = all(line.natural_last_gaps and line.last_rounds == LAST for line in controlled)
-        screen.print(control_table(controlled, last=averaged))
+        screen.print(control_table(controlled, last=natural_averaged(controlled)))
         screen.print("Natural is the control: nothing is unlearned, training goes on without the client.")
     if any(line.budgets for line in lines):
         screen.print(budget_table(lines))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -43,10 +45,40 @@ class News(logging.Handler):
             err.print(line, **PLAIN)
 
 
+class Pace:
+    """How long all units of some work will take, from the time that the finished ones took."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun: tuple[float, int] | None = None  # when the first report came, and how many units were done then
+
+    def left(self, done: int, total: int) -> float | None:
+        """The seconds that are left, or None until a unit was finished, and at the end.
+
+        Args:
+            done: Units that are over.
+            total: All units.
+        """
+        now = self._clock()
+        if self._begun is None:
+            self._begun = (now, done)
+        since, before = self._begun
+        if done <= before or done >= total:
+            return None
+        return (now - since) / (done - before) * (total - done)
+
+
 class Bars:
     """Progress with an ETA on a terminal; plain lines elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "Comparison") -> None:
+        """Prepare the bars.
+
+        Args:
+            name: Of the work that consists of several runs.
+        """
+        self._name = name
+        self._pace = Pace()
         self._bars = Progress(
             TextColumn("{task.description:<40}"),
             BarColumn(bar_width=24),
@@ -70,20 +102,24 @@ class Bars:
         logger.addHandler(self._news)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         logger = logging.getLogger("fedquit")
         logger.removeHandler(self._news)
         logger.setLevel(self._level)
         self._bars.stop()
+        if kind is KeyboardInterrupt:  # the command line turns it into exit code 130
+            err.print("Stopped. The same command goes on where it stopped.", **PLAIN)
 
     def runs(self, done: int, total: int, title: str) -> None:
-        """Show how many runs of a comparison are over, and remove the bars of the last run in this process."""
+        """Show how many runs are over and how long the others will take, and remove the bars of the last run."""
         if self._overall is None:
-            self._overall = self._bars.add_task("Comparison", total=total, note="")
+            self._overall = self._bars.add_task(self._name, total=total, note="")
         self.lane(0).clear()
-        self._bars.update(self._overall, completed=done, note=title)
+        left = self._pace.left(done, total)
+        words = title if left is None else f"{title}; about {_in_words(left)} left for all"
+        self._bars.update(self._overall, completed=done, note=words)
         if not err.is_terminal:
-            err.print(f"[{done}/{total}] {title}", **PLAIN)
+            err.print(f"[{done}/{total}] {words}", **PLAIN)
 
     def lane(self, number: int) -> _Lane:
         """The bars of one of several processes, from 1 on; 0 is this process."""
@@ -98,6 +134,12 @@ class Bars:
     def round(self, done: int, note: str) -> None:
         """Show that so many rounds are done."""
         self.lane(0).round(done, note)
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 class _Lane:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTML page over one or more runs: two plain sentences, the figures, every number, and the recipe behind them.
+"""One HTML page over one or more runs: a verdict card, the figures, every number, and the recipe behind them.
 
-The page needs nothing but itself: no network, no script. Figures are SVG in the colours of the page, light or dark. The
-same runs give the same bytes. The tables also come as CSV, Markdown, LaTeX and JSON. All of these are views of
-`fedquit.results`, which holds the numbers.
+The page needs nothing but itself: no network; its own small script sorts the tables. Figures are SVG in the colours of
+the page, light or dark. The same runs give the same bytes. The tables also come as CSV, Markdown, LaTeX and JSON. All
+of these are views of `fedquit.results`, which holds the numbers and the verdicts.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _for_the_page(name: str, svg: str) -> Markup:
     svg = re.sub(r"url\(#", f"url(#{name}-", svg).replace('href="#', f'href="#{name}-')
     svg = re.sub(r'font: ([\d.]+px) [^;"]*', r"font-size: \1", svg)
     svg = re.sub(r'font-family: [^;"]*;? ?', "", svg)
-    svg = re.sub(r"(\d+\.\d\d)\d+", r"\1", svg)
+    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d\d)\d+", r"\1", tag[0]), svg)  # numbers in words stay
     for placeholder, colour in _COLOURS.items():
         svg = svg.replace(placeholder, colour)
     return Markup(re.sub(r"\n\s*\n+", "\n", svg))  # safe: drawn here; matplotlib escapes the words

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedquit.report.tables import SHOWN
 from fedquit.results import quantities
 from fedquit.results.comparison import Comparison
 from fedquit.results.folders import ResultSet, RunResults
 from fedquit.results.requests import RequestRows, distinct
-from fedquit.results.schema import AVERAGED, ON_PATH, SCHEMA, THRESHOLDS, Row, number
+from fedquit.results.schema import AVERAGED, GAPS, ON_PATH, SCHEMA, THRESHOLDS, Row, labels, number
 from fedquit.results.summary import MethodGroup, MethodSummary, group_by_method, mean_spreads, summarise_phase
 from fedquit.results.verdicts import legend, mark, open_question
 from fedquit.results.words import DASH, fixed
 
+SHOWN = labels("test_acc", *GAPS)  # the measures of a line
 _HEADS = ("Method", "Requests", *SHOWN.values(), "Avg. gap", "Rounds", "Communication", "Computation")
 _EMPTY = [DASH] * 3  # of Original and Retrain: rounds, communication, computation
 _SUMMED = ("bytes", "flops", "epochs")  # costs of several fields

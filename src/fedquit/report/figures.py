@@ -14,14 +14,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from fedquit.report.drawing import FORGET, LINE, SOFT, TEST, Drawn, draw, style
+from fedquit.report import paths
+from fedquit.report.drawing import FORGET, INK, LINE, SOFT, TEST, Drawn, draw, style
 from fedquit.results import quantities
 from fedquit.results.averages import density_mean, density_of, mean, roc_of
 from fedquit.results.folders import RunResults
+from fedquit.results.path import mean_path
 from fedquit.results.quantities import OUT_OF_REACH
-from fedquit.results.requests import RequestRows
-from fedquit.results.schema import MEASURES, PHASES, number, numbers
-from fedquit.results.summary import MethodGroup
+from fedquit.results.requests import RequestRows, distinct
+from fedquit.results.schema import MEASURES, NATURAL, PHASES, number, numbers
+from fedquit.results.summary import MethodGroup, mean_spreads
 from fedquit.results.words import NBSP, fixed, percent, share, signed
 
 BUDGETS = (5, 10, 20, 25, 50)  # percent of Retrain's communication
@@ -64,20 +66,21 @@ def of_request(request: RequestRows, key: str) -> list[Drawn]:
 
 def by_phase(request: RequestRows, name: str) -> Drawn:
     """Bars of forget and test accuracy."""
+    phases = {phase: title for phase, title in PHASES.items() if request.row(phase)}
 
     def paint(figure: Figure) -> None:
         axes = _accuracies(figure)
         for side, (key, label, colour, _) in zip((-1, 1), KINDS, strict=True):
-            values = [request.get(phase, key) for phase in PHASES]
-            places = [i + side * 0.21 for i in range(len(PHASES))]
+            values = [request.get(phase, key) for phase in phases]
+            places = [i + side * 0.21 for i in range(len(phases))]
             axes.bar(places, [v or 0 for v in values], width=0.38, color=colour, label=f"{label} accuracy")
             for x, value in zip(places, values, strict=True):
                 axes.text(x, (value or 0) + 1.2, fixed(value), ha="center", va="bottom", fontsize=10.5)
-        axes.set_xticks(range(len(PHASES)), list(PHASES.values()), fontsize=12)
+        axes.set_xticks(range(len(phases)), list(phases.values()), fontsize=12)
 
     words = (
         f"{title}: forget {percent(request.get(phase, 'forget_acc'))}, test {percent(request.get(phase, 'test_acc'))}."
-        for phase, title in PHASES.items()
+        for phase, title in phases.items()
     )
     text = " ".join(["Bar chart of forget and test accuracy by phase.", *words])
     return Drawn("Accuracy by phase", draw(name, paint), text)
@@ -107,6 +110,8 @@ def _say_points(request: RequestRows, points: Sequence[tuple[str, Mapping[str, A
         f"{where}: forget {percent(number(p.get('forget_acc')))}, test {percent(number(p.get('test_acc')))}."
         for where, p in [*points[:-1:step], points[-1]]
     )
+    if not request.row("retrained"):
+        return " ".join(words)
     forget, test = (percent(request.get("retrained", key)) for key in ("forget_acc", "test_acc"))
     return " ".join([*words, f"Retrain: forget {forget}, test {test}."])
 
@@ -269,11 +274,223 @@ def entropy(request: RequestRows, name: str) -> Drawn | None:
         "How uncertain the model is",
         draw(name, paint, height=1.0 + 1.25 * len(known)),
         f"Densities of the predictive entropy on forget and test data; means in nats. {' '.join(words)}",
-        "Densities, each over an area of one; left is certain. Recovered should look like Retrained.",
+        "Densities, each over an area of one; left is certain."
+        + (" Recovered should look like Retrained." if "retrained" in known else ""),
     )
 
 
 # Several methods, or several settings of one
+
+
+def decision(groups: Sequence[MethodGroup], name: str) -> Drawn | None:
+    """The picture that decides: the gap in forget accuracy against the cost, for all methods.
+
+    Args:
+        groups: The methods.
+        name: The prefix of the ids in the SVG.
+    """
+    points: dict[str, tuple[float, float]] = {}
+    for group in groups:
+        sent = group.summary.bytes_percent
+        gap = group.summary.gaps.get("forget_acc")
+        if sent is not None and gap is not None:
+            points[group.label] = (sent, gap)
+    if not points:
+        return None
+    spread = mean_spreads(distinct(request for group in groups for request in group.requests)).get("forget_acc")
+    natural = _natural_path(groups)
+    cheapest = min(x for x, _ in points.values())
+    wide = cheapest < 20
+    left = max(0.05, min([cheapest, *(x for x, _ in natural)]) or 0.05) / 1.6 if wide else 0.0
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        if spread is not None:
+            axes.axhspan(0, spread, facecolor=TEST, alpha=0.22, label="Retrain against Retrain")
+            axes.axhline(spread, color=SOFT, linewidth=1, linestyle=(0, (2, 2)))
+        if len(natural) > 1:
+            axes.plot(
+                [max(x, left) for x, _ in natural],
+                [y for _, y in natural],
+                color=SOFT,
+                linewidth=1.5,
+                linestyle=(0, (4, 2)),
+                label="Natural, round by round",
+            )
+        axes.scatter([100], [0], s=70, marker="*", color=INK, label="Retrain", zorder=3, clip_on=False)
+        for i, (label, (x, y)) in enumerate(points.items()):
+            look = {key: value for key, value in style(i).items() if key != "linestyle"}
+            shown = f"{i + 1} {_plain(_shortened(label, 30))}" if len(points) > 1 else _plain(_shortened(label))
+            axes.scatter([max(x, left)], [y], s=46, label=shown, zorder=3, clip_on=False, **look)
+        for (x, y), numbers_there in _numbered(points).items() if len(points) > 1 else ():
+            axes.annotate(numbers_there, (max(x, left), y), (5, 4), textcoords="offset points", fontsize=10.5)
+        if wide:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(FixedLocator([t for t in _SHARES if left <= t]))
+            axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axes.set_xlim(left, max(115.0, *(1.15 * x for x, _ in points.values())))
+        axes.set_ylim(0, 1.15 * max([1.0, spread or 0.0, *(y for _, y in points.values()), *(y for _, y in natural)]))
+        axes.set_xlabel("bytes sent, in % of Retrain’s")
+        axes.set_ylabel("gap in forget accuracy (points)")
+
+    words = [f"{label}: gap {gap:.1f} points at {share(x)} of Retrain’s bytes." for label, (x, gap) in points.items()]
+    if spread is not None:
+        words.append(f"Two Retrains differ by {spread:.1f} points.")
+    if len(natural) > 1:
+        words.append(f"Natural ends at {natural[-1][1]:.1f} points and {share(natural[-1][0])}.")
+    longest = max(len(_shortened(label, 30)) for label in points) + 2
+    columns = 2 if longest <= 18 else 1
+    return Drawn(
+        "Gap against cost",
+        draw(name, paint, height=3.4 + 0.22 * math.ceil((len(points) + 3) / columns), legend=columns),
+        f"Scatter chart: gap in forget accuracy to Retrain by the bytes sent. {' '.join(words)}",
+        "Down and left is better: as close to Retrain as another Retrain, for less."
+        + (" A method on Natural’s line forgets no more than training on without the client." if natural else ""),
+    )
+
+
+def _numbered(points: Mapping[str, tuple[float, float]]) -> dict[tuple[float, float], str]:
+    """The numbers of the methods at each place, together where methods cannot be told apart."""
+    places: dict[tuple[float, float], list[str]] = {}
+    for i, (x, y) in enumerate(points.values(), 1):
+        places.setdefault((round(x), round(y, 1)), []).append(str(i))
+    return {place: ", ".join(numbers_there) for place, numbers_there in places.items()}
+
+
+_SHARES = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # percent
+
+
+def _natural_path(groups: Sequence[MethodGroup]) -> list[tuple[float, float]]:
+    """Natural's gap round by round: the control of the requests, else the method of that name."""
+    control = max((paths.gap_by_cost(group.requests, natural=True) for group in groups), key=len, default=[])
+    if control:
+        return control
+    own = next((group for group in groups if group.label.partition(",")[0] == NATURAL), None)
+    return paths.gap_by_cost(own.requests) if own else []
+
+
+PANELS = 8  # methods whose paths are drawn together, at most
+
+
+def over_rounds(groups: Sequence[MethodGroup], name: str) -> Drawn | None:
+    """The paths of all methods: one panel for each accuracy.
+
+    Args:
+        groups: The methods.
+        name: The prefix of the ids in the SVG.
+    """
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for group in groups:
+        averaged = mean_path([path for request in group.requests if (path := paths.path_of(request))])
+        if len(averaged) > 1:
+            lines[group.label] = averaged
+    control = mean_path([path for group in groups for request in group.requests if (path := request.natural_path)])
+    if len(control) > 1 and NATURAL not in lines:
+        lines["Natural"] = control
+    left_out = max(0, len(lines) - PANELS)
+    lines = dict(list(lines.items())[:PANELS])
+    kinds = {key: word for key, word in paths.KINDS.items() if any(key in p for own in lines.values() for p in own)}
+    if not kinds:
+        return None
+    requests = [request for group in groups for request in group.requests]
+    levels = {key: mean(request.get("retrained", key) for request in requests) for key in kinds}
+
+    def paint(figure: Figure) -> None:
+        grid = figure.subplots(len(kinds), sharex=True, squeeze=False)
+        for axes, (key, word) in zip(grid[:, 0], kinds.items(), strict=True):
+            level = levels[key]
+            if level is not None:
+                axes.axhline(level, color=INK, linewidth=1.4, linestyle=(0, (5, 3)), label="Retrain")
+            for i, (label, own) in enumerate(lines.items()):
+                known = [p for p in own if key in p and "round" in p]
+                look = style(i) | {"markersize": 4 if len(known) <= 30 else 0, "linewidth": 1.6}
+                shown = _plain(_shortened(label, 30))
+                axes.plot([p["round"] for p in known], [p[key] for p in known], label=shown, **look)
+            axes.set_title(f"{word} accuracy (%)", loc="left")
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+        grid[-1, 0].set_xlabel("rounds after the request")
+
+    words = []
+    for label, own in lines.items():
+        ends = [f"{word} {percent(own[-1].get(key))}" for key, word in kinds.items() if key in own[-1]]
+        words.append(f"{label} after {own[-1].get('round', 0):g} rounds: {', '.join(ends)}.")
+    told = [f"{word} {percent(levels[key])}" for key, word in kinds.items() if levels[key] is not None]
+    if told:
+        words.append(f"Retrain: {', '.join(told)}.")
+    longest = max(len(_shortened(label, 30)) for label in lines)
+    columns = 3 if longest <= 13 else (2 if longest <= 24 else 1)
+    more = f" {left_out} more methods are in the tables." if left_out else ""
+    return Drawn(
+        "Round by round",
+        draw(name, paint, height=1.0 + 1.2 * len(kinds) + 0.22 * math.ceil((len(lines) + 1) / columns), legend=columns),
+        f"Line charts of accuracies by rounds after the request. {' '.join(words)}",
+        f"Means over requests, as far as all of them go; the goal is Retrain’s level.{more}",
+    )
+
+
+def over_rates(sweep: Mapping[str, Any], name: str) -> Drawn | None:
+    """A sweep: accuracies and the AUC against the hold-out, by unlearning rate.
+
+    Args:
+        sweep: What `sweep.json` holds.
+        name: The prefix of the ids in the SVG.
+    """
+    stored = [rate for rate in sweep.get("rates", ()) if isinstance(rate, Mapping)]
+    rates = sorted((rate for rate in stored if number(rate.get("lr"))), key=lambda rate: float(rate["lr"]))
+    if len(rates) < 2:
+        return None
+    before = next((rate for rate in stored if number(rate.get("lr")) == 0), {})
+    chosen = number(sweep.get("chosen"))
+    at = [float(rate["lr"]) for rate in rates]
+    kinds = {
+        "unlearned_acc": "forget, unlearned",
+        "forget_acc": "forget",
+        "holdout_acc": "hold-out",
+        "test_acc": "test",
+    }
+
+    def paint(figure: Figure) -> None:
+        accuracies, areas = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+        for i, (key, word) in enumerate(kinds.items()):
+            levels = [number(rate.get(key)) for rate in rates]
+            known = [(x, y) for x, y in zip(at, levels, strict=True) if y is not None]
+            look = style(i) | {"markersize": 5, "linewidth": 1.6}
+            accuracies.plot([x for x, _ in known], [y for _, y in known], label=word, **look)
+        accuracies.set_title("accuracy (%)", loc="left")
+        accuracies.set_ylim(0, 105)
+        ends = [[number(rate.get(key)) for key in ("auc", "auc_low", "auc_high")] for rate in rates]
+        whole = [
+            (x, auc, low, high) for x, (auc, low, high) in zip(at, ends, strict=True) if None not in (auc, low, high)
+        ]
+        areas.axhline(0.5, color=SOFT, linewidth=1.2, linestyle=(0, (5, 3)), label="no trace")
+        areas.vlines([x for x, *_ in whole], [low for *_, low, _ in whole], [high for *_, high in whole], color=FORGET)
+        areas.scatter([x for x, *_ in whole], [auc for _, auc, *_ in whole], color=FORGET, marker="o", label="AUC")
+        areas.set_title("AUC against the hold-out, with 95 % intervals", loc="left")
+        for axes in (accuracies, areas):
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_locator(FixedLocator(at))
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+            if chosen:
+                axes.axvline(chosen, color=INK, linewidth=1.2, linestyle=(0, (1, 2)), label="chosen")
+        areas.set_xlabel("unlearning rate")
+
+    words = []
+    for rate in ([before] if before else []) + rates:
+        lr = number(rate.get("lr"))
+        told = [f"{word} {percent(number(rate.get(key)))}" for key, word in kinds.items()]
+        words.append(
+            f"{f'Rate {lr:g}' if lr else 'Before'}: {', '.join(told)}, AUC {fixed(number(rate.get('auc')), 3)}."
+        )
+    return Drawn(
+        "By unlearning rate",
+        draw(name, paint, height=4.4, legend=3),
+        f"Line charts of accuracies and of the AUC against the hold-out by unlearning rate. {' '.join(words)}",
+        "Forget and hold-out accuracy should end alike, with an AUC of 0.5, at the least loss of test accuracy.",
+    )
+
 
 _SPOKES = {
     "forget_acc": "forget",

@@ -11,34 +11,25 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedquit.report import figures, tables
+from fedquit.report import card, figures, tables
 from fedquit.report.drawing import Drawn
-from fedquit.report.sentences import sentences, sentences_over
-from fedquit.results import quantities
 from fedquit.results.averages import mean_request
 from fedquit.results.comparison import Comparison, Failure
 from fedquit.results.folders import ResultSet, RunResults
 from fedquit.results.requests import RequestRows
-from fedquit.results.schema import PHASES, Row, number
 from fedquit.results.summary import MethodGroup, group_by_method
-from fedquit.results.words import NBSP, fixed, signed
 
-FEW = 3  # up to so many requests have sentences of their own
 MANY = 6  # with more runs, figures show the mean of each method, and the runs are folded away
 MOST = 16  # methods with figures of their own, at most
+NAMED = 3  # values of a fact that are named; more are counted
 
 
 def page(results: ResultSet) -> str:
     """The whole page as HTML."""
     runs = results.runs
     requests = [(run, request) for run in runs for request in run.requests]
-    names = _names(runs)
-    folders = {run.folder for run in runs}
     groups = group_by_method(runs, results.comparisons)
-    if len(requests) <= FEW:
-        short = [(_label(names[run], run, request, len(requests)), sentences(request)) for run, request in requests]
-    else:
-        short = [("", sentences_over(groups))]
+    names = _names(runs)
     many = len(runs) > MANY
     environment = Environment(
         loader=PackageLoader("fedquit"),
@@ -49,21 +40,101 @@ def page(results: ResultSet) -> str:
         keep_trailing_newline=True,
     )
     return environment.get_template("report.html.j2").render(
-        title=names[runs[0]] if len(runs) == 1 else f"{len(runs) or 'no'} runs",
-        short=short,
-        glance=[
-            _glance(run, request, f"run{i}", several=len(folders) != len(runs))
-            for i, run in enumerate(runs, 1)
-            for request in run.requests
-            if len(requests) > 1
-        ],
+        title=_title(results),
+        facts=_facts(results, groups),
+        warnings=card.warnings(runs),
+        lead=card.lead(groups),
+        card=card.card(groups, results.sweeps),
+        note=card.NOTE,
+        nothing="Nothing was to be forgotten: no request is in these results."
+        if runs
+        else "No run came through: what failed, and why, is below.",
+        first=_first(groups, results.sweeps),
+        paths=_paths(groups),
         together=_together(runs, groups),
+        glance=_glance(runs) if len(requests) > 1 else None,
         comparisons=[_compared(one, several=len(results.comparisons) > 1) for one in results.comparisons],
         methods=_methods(groups) if many else [],
         left_out=max(0, len(groups) - MOST) if many else 0,
         many=many,
         runs=[_section(run, names[run], f"run{i}", drawn=not many) for i, run in enumerate(runs, 1)],
     )
+
+
+def _title(results: ResultSet) -> str:
+    """The recipe's title; of several, the first, and how many others there are."""
+    stored = [comparison.recipe.get("title") for comparison in results.comparisons]
+    titles = [title for title in stored if isinstance(title, str) and title.strip()]
+    titles = list(dict.fromkeys([*titles, *(run.name for run in results.runs)]))
+    if not titles:
+        return "No runs"
+    return titles[0] if len(titles) == 1 else f"{titles[0]}, and {len(titles) - 1} more"
+
+
+def _facts(results: ResultSet, groups: Sequence[MethodGroup]) -> list[tuple[str, str]]:
+    """Targets, seeds, data and code version, each with what all runs have in common, or how many there are."""
+    runs = results.runs
+    requests = [request for run in runs for request in run.requests]
+    seeds = [str(seed) for seed in dict.fromkeys(request.seed for request in requests) if seed is not None]
+    codes = [_version(run.code, run.versions) for run in runs]
+    codes += [_version(comparison.code, {}) for comparison in results.comparisons]
+    found = {
+        "Forgotten": [card.targets(groups)] if groups else [],
+        "Seeds" if len(seeds) > 1 else "Seed": [", ".join(seeds)]
+        if len(seeds) <= 2 * NAMED
+        else [f"{len(seeds)} seeds"],
+        "Data": [_data(run.recipe) for run in runs],
+        "Code": codes,
+    }
+    facts = []
+    for label, values in found.items():
+        distinct = list(dict.fromkeys(value for value in values if value))
+        if distinct:
+            more = f", and {len(distinct) - NAMED} more" if len(distinct) > NAMED else ""
+            facts.append((label, "; ".join(distinct[:NAMED]) + more))
+    return [(label, f"{value[:1].upper()}{value[1:]}" if label == "Forgotten" else value) for label, value in facts]
+
+
+def _data(recipe: Mapping[str, Any]) -> str:
+    """The data set and how it is divided."""
+    data = recipe.get("data")
+    if not isinstance(data, dict):
+        return ""
+    parts = [str(data.get("name", ""))]
+    parts += [f"{data['clients']} clients"] if "clients" in data else []
+    partition = str(data.get("partition", ""))
+    skew = f" {data['alpha']:g}" if partition == "lda" and isinstance(data.get("alpha"), int | float) else ""
+    parts += [f"{partition}{skew}"] if partition else []
+    parts += (
+        [f"hold-out {data['holdout']:g}"] if isinstance(data.get("holdout"), int | float) and data["holdout"] else []
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _version(code: Mapping[str, Any], versions: Mapping[str, Any]) -> str:
+    """The version of fedquit, and the commit where the results name it."""
+    version = code.get("version", versions.get("fedquit"))
+    commit = code.get("commit")
+    parts = [f"fedquit {version}"] if isinstance(version, str) else []
+    if isinstance(commit, str):
+        parts.append(f"commit {commit[:12]}" + (" with uncommitted changes" if code.get("dirty") is True else ""))
+    return ", ".join(parts)
+
+
+def _first(groups: Sequence[MethodGroup], sweeps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What decides, on the first page: the gap against the cost, or the rates of a sweep, and the table."""
+    drawn = [figures.over_rates(sweep, f"sweep{i}") for i, sweep in enumerate(sweeps, 1)]
+    drawn += [figures.decision(groups, "decision")]
+    rates = [tables.by_rate(sweep) for sweep in sweeps]
+    shown = [*rates, tables.gaps(groups), tables.without_retrain(groups) if not any(rates) else None]
+    return {"figures": [one for one in drawn if one], "tables": [table for table in shown if table]}
+
+
+def _paths(groups: Sequence[MethodGroup]) -> list[Drawn]:
+    """The rounds of several methods, or of one beside its control; a run alone has its own figure."""
+    beside = any(request.natural_path for group in groups for request in group.requests)
+    drawn = figures.over_rounds(groups, "paths-drawn") if len(groups) > 1 or beside else None
+    return [drawn] if drawn else []
 
 
 def _names(runs: Sequence[RunResults]) -> dict[RunResults, str]:
@@ -74,45 +145,38 @@ def _names(runs: Sequence[RunResults]) -> dict[RunResults, str]:
     return {run: f"{name}, run {i}" if again[name] > 1 else name for i, (run, name) in enumerate(names.items(), 1)}
 
 
-def _label(name: str, run: RunResults, request: RequestRows, requests: int) -> str:
-    if requests == 1:
-        return ""
-    return f"{name}, request {request.number + 1}" if len(run.events) > 1 else name
-
-
-def _glance(run: RunResults, request: RequestRows, key: str, *, several: bool) -> dict[str, Any]:
-    """One line of the table of all requests."""
-    phases = ("original", "unlearned", "recovered", "retrained")
-    forget = [fixed(request.get(phase, "forget_acc")) for phase in phases]
-    test = [fixed(request.get(phase, "test_acc")) for phase in ("recovered", "retrained")]
-    work = [fixed(request.get("recovered", "rounds"), 0), signed(request.get("unlearned", "price_of_forgetting"), 3)]
-    name = f"{run.folder} ({key.replace('run', 'run ')})" if several else run.folder
-    return {
-        "key": key,
-        "name": f"{name}, request {request.number + 1}" if len(run.events) > 1 else name,
-        "method": request.method,
-        "cells": [*forget, signed(quantities.request_gap(request, "recovered")), *test, *work],
-    }
+def _glance(runs: Sequence[RunResults]) -> tables.Table:
+    """The table of all requests."""
+    several = len({run.folder for run in runs}) != len(runs)
+    lines = []
+    for i, run in enumerate(runs, 1):
+        name = f"{run.folder} (run {i})" if several else run.folder
+        for request in run.requests:
+            own = f"{name}, request {request.number + 1}" if len(run.events) > 1 else name
+            lines.append((own, f"run{i}", request))
+    return tables.requests_at_a_glance(lines)
 
 
 def _together(runs: Sequence[RunResults], groups: Sequence[MethodGroup]) -> dict[str, Any]:
-    """Figures and tables over all methods."""
+    """More figures and tables over all methods."""
     drawn = [figures.radar(groups, "all-radar"), figures.over_v(runs, "all-v")]
     federations = {json.dumps(figures.label_counts(run.clients), sort_keys=True) for run in runs}
     drawn += [figures.labels_by_client(runs, "all-labels")] if len(federations) == 1 else []
-    shown = [tables.gaps(groups), tables.thresholds(groups), tables.distances(groups)]
-    shown += [tables.by_client(groups) if groups else None, tables.budgets(groups), tables.costs(groups)]
+    shown = [tables.two_kinds(groups), tables.control(groups), tables.durability(groups), tables.costs(groups)]
+    shown += [tables.thresholds(groups), tables.distances(groups)]
+    shown += [*(tables.by_client(groups) if groups else []), tables.budgets(groups)]
     return {"figures": [d for d in drawn if d], "tables": [t for t in shown if t]}
 
 
 def _compared(comparison: Comparison, *, several: bool) -> dict[str, Any]:
     """What a comparison adds to its runs."""
-    shown = [tables.pairwise(comparison), tables.many_models(comparison)]
+    pairwise = tables.pairwise(comparison)
+    shown = [pairwise, *tables.many_models(comparison)]
     methods = {run.rpartition("/")[2] for run in comparison.runs or ()}
     return {
         "title": f"The comparison {comparison.folder}" if several else "The comparison",
         "tables": [table for table in shown if table],
-        "alone": shown[0] is None and len(methods) > 1,
+        "alone": pairwise is None and len(methods) > 1,
         "failed": _failures(comparison.failures),
     }
 
@@ -159,7 +223,7 @@ def _section(run: RunResults, name: str, key: str, *, drawn: bool) -> dict[str, 
         "name": name,
         "facts": [fact for fact in facts if fact],
         "requests": [_request(each, f"{key}-request{each.number}", many=many) for each in run.requests if drawn],
-        "groups": [_event(event, many=many) for event in run.events],
+        "numbers": tables.all_numbers([(_heading(event, many=True) if many else "", event) for event in run.events]),
         "recipe": _toml(run.recipe),
         "versions": [*_code(run), *((str(name), str(version)) for name, version in run.versions.items())],
     }
@@ -171,11 +235,6 @@ def _code(run: RunResults) -> list[tuple[str, str]]:
     if not isinstance(commit, str):
         return []
     return [("commit", commit + (" with uncommitted changes" if run.code.get("dirty") is True else ""))]
-
-
-def _event(event: RequestRows, *, many: bool) -> dict[str, Any]:
-    title = _heading(event, many=many) if many else ""
-    return {"title": title, "rows": [_cells(event, row) for row in event.rows]}
 
 
 def _heading(request: RequestRows, *, many: bool) -> str:
@@ -191,33 +250,6 @@ def _request(request: RequestRows, key: str, *, many: bool) -> dict[str, Any]:
         "exposure": tables.exposure(request),
         "canaries": tables.canaries(request),
     }
-
-
-def _cells(request: RequestRows, row: Row) -> dict[str, Any]:
-    runs = number(row.get("runs")) or 1
-    own_gap = row["phase"] in ("unlearned", "recovered")
-    gap = quantities.request_gap(request, row["phase"]) if own_gap else None
-    ended = request.budgets.get(number(row.get("budget")) or 0.0)
-    if ended is not None:
-        gap = quantities.request_gap(ended, "recovered")
-    return {
-        "phase": _phase(row),
-        "note": f"mean of {runs:g}" if runs > 1 else "",
-        "method": row["method"],
-        "clients": ", ".join(map(str, row["clients"])) + (" (samples)" if row.get("samples") else ""),
-        "numbers": [
-            fixed(number(row.get("rounds")), 0),
-            fixed(number(row.get("seconds"))),
-            *(fixed(number(row.get(f"{kind}_acc"))) for kind in ("test", "retain", "forget", "holdout")),
-            signed(gap),
-        ],
-    }
-
-
-def _phase(row: Row) -> str:
-    budget = number(row.get("budget"))
-    own = str(row["phase"]).capitalize()
-    return f"{own} {100 * budget:g}{NBSP}%" if budget is not None else PHASES.get(row["phase"], own)
 
 
 def _toml(recipe: Mapping[str, Any]) -> str:

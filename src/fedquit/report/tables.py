@@ -7,21 +7,33 @@ A table formats numbers and computes none: they come from `fedquit.results`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fedquit.inference.gaps import DIFFERS
+from fedquit.report.verdicts import headline, trace_words
 from fedquit.results import quantities
 from fedquit.results.averages import mean
 from fedquit.results.canaries import canary_audits
 from fedquit.results.comparison import Comparison
+from fedquit.results.path import AFTER, LAST
 from fedquit.results.quantities import OUT_OF_REACH, PairedDifference
 from fedquit.results.requests import RequestRows, distinct
-from fedquit.results.schema import COSTS, GAPS, MEASURES, PHASES, THRESHOLDS, labels
-from fedquit.results.summary import MethodGroup, MethodSummary, summarise, summarise_phase
-from fedquit.results.verdicts import legend, mark, open_question
+from fedquit.results.schema import COSTS, GAPS, MEASURES, NATURAL, PHASES, THRESHOLDS, Row, labels, number
+from fedquit.results.summary import (
+    MethodGroup,
+    MethodSummary,
+    mean_spreads,
+    natural_averaged,
+    summarise,
+    summarise_phase,
+)
+from fedquit.results.verdicts import legend, mark
 from fedquit.results.words import DASH, NBSP, count, fixed, holdout_verdict, scaled, share, signed
 
-SHOWN = labels("test_acc", *GAPS)  # the columns of the table of gaps
+COLUMNS = labels("forget_acc", "retain_acc", "mia_song_svc", "mia_yeom", "test_acc")  # the columns of the table of gaps
+SPREAD_LINE = "Retrain again"
+WIDEST = 8  # columns beside the heading that fit a printed page
 _COSTS_SHOWN = ("bytes", "flops", "server_storage_bytes", "client_storage_bytes", "seconds")
 
 
@@ -32,6 +44,13 @@ class Cell:
     text: str
     notes: tuple[str, ...] = ()
     plain: bool = False  # printed in grey: no difference is shown
+    words: bool = False  # words, not a number
+
+    @property
+    def classes(self) -> str:
+        """What the style sheet is to know: words, what is no difference, and what was not measured."""
+        named = {"words": self.words, "calm": self.plain, "nothing": self.text == DASH and not self.notes}
+        return " ".join(name for name, applies in named.items() if applies)
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,9 @@ class Line:
 
     head: str
     cells: Sequence[Cell] = ()
+    href: str = ""  # where on the page its heading leads
+    note: str = ""  # smaller text below the heading
+    reference: bool = False  # what the others are compared with: it stays on top however the table is sorted
 
 
 @dataclass(frozen=True)
@@ -52,6 +74,26 @@ class Table:
     lines: Sequence[Line]
     note: str = ""
 
+    @property
+    def sortable(self) -> bool:
+        """Whether its lines may change places: several, and none that heads a group."""
+        return all(line.cells for line in self.lines) and sum(not line.reference for line in self.lines) > 1
+
+    def words_in(self, column: int) -> bool:
+        """Whether a column holds words; column 0 is the heading of the lines."""
+        return any(line.cells[column - 1].words for line in self.lines if line.cells)
+
+    @property
+    def blocks(self) -> list[list[Line]]:
+        """The lines in the bodies of the table: the references, then the others; a heading opens a body of its own."""
+        bodies: list[list[Line]] = [[]]
+        for line in self.lines:
+            after_references = bool(bodies[-1]) and bodies[-1][-1].reference and not line.reference
+            if not line.cells or after_references:
+                bodies.append([])
+            bodies[-1].append(line)
+        return [body for body in bodies if body]
+
 
 def _requests(groups: Iterable[MethodGroup]) -> list[RequestRows]:
     return [request for group in groups for request in group.requests]
@@ -63,41 +105,253 @@ def _measured(groups: Sequence[MethodGroup], columns: Mapping[str, str]) -> dict
 
 
 def gaps(groups: Sequence[MethodGroup]) -> Table | None:
-    """Every method against Retrain."""
+    """Every method against Retrain: the verdict, the average gap and the forget gap first."""
     if not _measured(groups, GAPS):
         return None
-    shown = _measured(groups, SHOWN)
+    shown = _measured(groups, COLUMNS)
     shared = distinct(_requests(groups))
-    number = Cell(str(len(shared)))
-    original = summarise_phase("Original", "original", shared)
-    retrain = summarise_phase("Retrain", "retrained", shared)
-    lines = [
-        Line("Retrain", [number, *_levels(retrain, shown), Cell(DASH)]),
-        Line("Original", [number, *_levels(original, shown), Cell(fixed(original.avg_gap))]),
-    ]
+    traces = {group.label: trace_words(group.requests) for group in groups}
+    traced = any(traces.values())
+    judged = any(group.verdicts for group in groups)
+    lines = []
+    for name, phase in (("Retrain", "retrained"), ("Original", "original")):
+        summary = summarise_phase(name, phase, shared)
+        cells = [Cell(DASH if phase == "retrained" else fixed(summary.avg_gap)), *_levels(summary, shown)]
+        trace = trace_words(shared, phase) if traced else None
+        lines.append(_with_columns(name, cells, "" if judged else None, trace, DASH, len(shared)))
+    spreads = mean_spreads(shared)
+    if any(key in spreads for key in (*shown, "avg_gap")):
+        cells = [Cell(fixed(spreads.get(key))) for key in ("avg_gap", *shown)]
+        lines.append(
+            _with_columns(SPREAD_LINE, cells, "" if judged else None, "" if traced else None, DASH, len(shared))
+        )
+    lines = [replace(line, reference=True) for line in lines]
     for group in groups:
         summary = group.summary
-        average = _gap_cell(summary, "avg_gap", summary.avg_gap)
-        lines.append(Line(group.label, [Cell(str(summary.runs)), *_gap_cells(summary, shown), average]))
-    spread_known = any(key in group.summary.spread for group in groups for key in shown)
-    spread = "The spread is how far two Retrains with different seeds lie apart. " if spread_known else ""
+        cells = [_gap_cell(summary, "avg_gap", summary.avg_gap), *_gap_cells(summary, shown)]
+        verdict = headline(group.verdicts)
+        word = "not tested" if verdict is None else verdict.word
+        trace = traces[group.label] or DASH
+        sent = share(summary.bytes_percent)
+        lines.append(
+            _with_columns(group.label, cells, word if judged else None, trace if traced else None, sent, summary.runs)
+        )
+    heads = ["Method", *(["Verdict"] if judged else []), "Avg. gap", *shown.values()]
+    heads += [*(["Own hold-out"] if traced else []), "Sent", "Requests"]
     return Table(
         "Gaps to Retrain",
-        "After recovery, in points; below, the measure itself in percent",
-        ["Method", "Requests", *shown.values(), "Avg. gap"],
+        "After recovery: the mean absolute gap in points ± its standard deviation; below, the measure in percent",
+        heads,
         lines,
-        "Gap: mean absolute difference to the Retrain of the same request, ± its standard deviation over requests; "
-        f"Avg. gap: the mean of the last four. {spread}{_judged(groups)}",
+        _how_to_read(groups, spread_known=bool(spreads), traced=traced),
     )
 
 
-def _judged(groups: Sequence[MethodGroup]) -> str:
-    """How to read the verdicts, and which sizes would tell what these do not."""
+def without_retrain(groups: Sequence[MethodGroup]) -> Table | None:
+    """Every method where there is no Retrain: what the client's own hold-out says, and what it cost."""
+    if not groups or any(request.row("retrained") for request in _requests(groups)):
+        return None
+
+    def level(group: MethodGroup, phase: str, key: str, digits: int = 1) -> Cell:
+        return Cell(fixed(mean(request.get(phase, key) for request in group.requests), digits))
+
+    makers: dict[str, Callable[[MethodGroup], Cell]] = {
+        "Own hold-out": lambda group: Cell(trace_words(group.requests) or DASH, words=True),
+        "AUC": lambda group: level(group, "recovered", "auc", 3),
+        "Forget": lambda group: level(group, "recovered", "forget_acc"),
+        "Hold-out": lambda group: level(group, "recovered", "holdout_acc"),
+        "Test": lambda group: level(group, "recovered", "test_acc"),
+        "Forget before": lambda group: level(group, "original", "forget_acc"),
+        "Test before": lambda group: level(group, "original", "test_acc"),
+        "Price": lambda group: Cell(signed(group.summary.price_of_forgetting, 3)),
+        "Sent": lambda group: Cell(scaled(group.summary.bytes, "B")),
+        "Requests": lambda group: Cell(str(group.summary.runs)),
+    }
+    columns = _filled({head: [make(group) for group in groups] for head, make in makers.items()})
+    return Table(
+        "Without Retrain",
+        "After recovery, accuracies in percent; before: Original",
+        ["Method", *columns],
+        [Line(group.label, [cells[i] for cells in columns.values()]) for i, group in enumerate(groups)],
+        "Own hold-out: forgotten data against data of the same clients that never trained; an AUC of 0.5 cannot tell "
+        "them apart. Price of forgetting: the change of the retained clients’ loss through unlearning.",
+    )
+
+
+def control(groups: Sequence[MethodGroup]) -> Table | None:
+    """Each method beside Natural after as many rounds, and beside Retrain."""
+    known = [group for group in groups if group.summary.natural]
+    if not known:
+        return None
+    last = natural_averaged([group.summary for group in known])
+    suffix = "_last" if last else ""
+    columns: dict[str, list[Cell]] = {}
+    for key, head in labels("forget_acc", "holdout_acc", "test_acc").items():
+        own = [group.summary.last if last else group.summary.on_path for group in known]
+        natural = [group.summary.natural_last if last else group.summary.natural for group in known]
+        columns[head] = [Cell(fixed(levels.get(key))) for levels in own]
+        columns[f"{head}, Natural"] = [Cell(fixed(levels.get(key))) for levels in natural]
+        columns[f"{head}, Retrain"] = [Cell(fixed(_mean_level(group, "retrained", key + suffix))) for group in known]
+    shown = _filled(columns)
+    averaged = f"; means over the last {LAST} rounds" if last else ""
+    return Table(
+        "Beside Natural after as many rounds",
+        f"Accuracies in percent, after unlearning and recovery{averaged}",
+        ["Method", *shown],
+        [Line(group.label, [cells[i] for cells in shown.values()]) for i, group in enumerate(known)],
+        "Natural is the control: the client leaves, nothing is unlearned, and training goes on for as many rounds, "
+        "those of unlearning included.",
+    )
+
+
+def two_kinds(groups: Sequence[MethodGroup]) -> Table | None:
+    """Memory of the samples and knowledge of the clients' distribution, of the methods and of Original and Natural."""
+    shared = distinct(_requests(groups))
+    references = [summarise_phase(name, phase, shared) for name, phase in _UNTOUCHED.items()]
+    summaries = [*references, *(group.summary for group in groups)]
+    known = [one for one in summaries if (one.sample_memory, one.distribution_knowledge) != (None, None)]
+    columns = _filled(
+        {
+            "Samples": [Cell(signed(one.sample_memory)) for one in known],
+            "Distribution": [Cell(signed(one.distribution_knowledge)) for one in known],
+        }
+    )
+    if not columns:
+        return None
+    retrain = any(request.row("retrained") for request in shared)
+    return Table(
+        "What is left of the clients",
+        f"After recovery, in points{' beside Retrain' if retrain else ''}; means over requests",
+        ["Method", *columns],
+        [
+            Line(one.method, [cells[i] for cells in columns.values()], reference=one.phase != "recovered")
+            for i, one in enumerate(known)
+        ],
+        "Samples: forget less hold-out accuracy, less Retrain’s. Distribution: hold-out accuracy less Retrain’s. "
+        "Together they are the gap in forget accuracy."
+        if retrain
+        else "Samples: forget less hold-out accuracy.",
+    )
+
+
+_UNTOUCHED = {"Original": "original", "Natural": NATURAL}  # models in which nothing was unlearned
+
+
+def durability(groups: Sequence[MethodGroup]) -> Table | None:
+    """The forget accuracy when training goes on after the recovery."""
+    if not any(group.summary.after for group in groups):
+        return None
+    lines = [group.summary for group in groups]
+    columns = {
+        "At the stop": [line.on_path.get("forget_acc") for line in lines],
+        **{f"+{end}": [line.after.get(str(end), {}).get("forget_acc") for line in lines] for end in AFTER},
+        "Last rounds": [line.last.get("forget_acc") for line in lines],
+        "Retrain": [_mean_level(group, "retrained", "forget_acc") for group in groups],
+    }
+    shown = _filled({head: [Cell(fixed(level)) for level in levels] for head, levels in columns.items()})
+    return Table(
+        "Does it last",
+        "Accuracy on the data to forget in percent, as training goes on",
+        ["Method", *shown],
+        [Line(group.label, [cells[i] for cells in shown.values()]) for i, group in enumerate(groups)],
+        f"+5, +10, +20: means over five rounds up to so many after the stop; last rounds: over the last {LAST}.",
+    )
+
+
+def by_rate(sweep: Mapping[str, Any]) -> Table | None:
+    """The rates of a sweep.
+
+    Args:
+        sweep: What `sweep.json` holds.
+    """
+    rates = [
+        rate for rate in sweep.get("rates", ()) if isinstance(rate, Mapping) and number(rate.get("lr")) is not None
+    ]
+    if not rates:
+        return None
+    chosen = number(sweep.get("chosen"))
+    kinds = {
+        "forget_acc": "Forget",
+        "holdout_acc": "Hold-out",
+        "test_acc": "Test",
+        "unlearned_acc": "Forget, unlearned",
+    }
+    halved = any(_half(rate, 0) for rate in rates)
+    tried = number(sweep.get("tried"))
+    lines = []
+    for rate in rates:
+        ends = {end: number(rate.get(f"auc_{end}")) for end in ("low", "high")}
+        interval = (f"{fixed(ends['low'], 3)} to {fixed(ends['high'], 3)}",) if None not in ends.values() else ()
+        words = holdout_verdict({"holdout_verdict": rate.get("verdict"), "holdout_reason": rate.get("reason")})
+        asked = bool(tried) and rate["lr"] == tried
+        halves = [_half(rate, 0), _half(rate, 1) if asked else ""] if halved else []
+        cells = [
+            *(Cell(said or DASH, words=True) for said in (*halves, words)),
+            Cell(fixed(number(rate.get("auc")), 3), interval),
+            *(Cell(fixed(number(rate.get(key)))) for key in kinds),
+        ]
+        taken = bool(chosen) and rate["lr"] == chosen
+        name = f"{rate['lr']:g}" if rate["lr"] else "Before"
+        lines.append(Line(name, cells, note="chosen" if taken else "", reference=not rate["lr"]))
+    return Table(
+        "Rates",
+        f"After recovery, in percent; the AUC against the hold-out with its 95{NBSP}% interval",
+        ["Rate", *(["One half", "Other half", "Whole hold-out"] if halved else ["Verdict"]), "AUC", *kinds.values()],
+        lines,
+        ("The rate is chosen on one half of the hold-out, and the other half must confirm it. " if halved else "")
+        + "An AUC of 0.5 cannot tell forgotten data from data of the same client that never trained.",
+    )
+
+
+def _half(rate: Mapping[str, Any], which: int) -> str:
+    """The verdict of a rate against one half of the hold-out; "" in older sweeps.
+
+    Args:
+        rate: Of `sweep.json`.
+        which: 0 for the half that chooses, 1 for the half that confirms.
+    """
+    halves = rate.get("halves")
+    half = halves[which] if isinstance(halves, list) and len(halves) == 2 else None
+    if not isinstance(half, Mapping):
+        return ""
+    return holdout_verdict({"holdout_verdict": half.get("verdict"), "holdout_reason": half.get("reason")})
+
+
+def _mean_level(group: MethodGroup, phase: str, key: str) -> float | None:
+    return mean(request.get(phase, key) for request in group.requests)
+
+
+def _with_columns(
+    head: str, cells: Sequence[Cell], verdict: str | None, trace: str | None, sent: str, requests: int
+) -> Line:
+    """A line of the table of gaps.
+
+    Args:
+        head: Its heading.
+        cells: The average gap and the gaps.
+        verdict: In words; None where the table has no verdicts.
+        trace: What the hold-outs say; None where the table has no such column.
+        sent: Bytes, as a share of Retrain's.
+        requests: How many.
+    """
+    first = [] if verdict is None else [Cell(verdict or DASH, words=True)]
+    last = [] if trace is None else [Cell(trace or DASH, words=True)]
+    return Line(head, [*first, *cells, *last, Cell(sent), Cell(str(requests))])
+
+
+def _how_to_read(groups: Sequence[MethodGroup], *, spread_known: bool, traced: bool) -> str:
+    sentences = ["Avg. gap: the mean of the gaps in forget and retain accuracy and in both attacks."]
     each = [group.verdicts for group in groups]
-    if not any(each):
-        return "Whether a gap is more than chance was not tested."
-    why = open_question(each)
-    return f"Gaps: {legend(each)}." + (f" {why[:1].upper()}{why[1:]}." if why else "")
+    if any(each):
+        sentences.append(f"Gaps: {legend(each)}.")
+    else:
+        sentences.append("Whether a gap is more than chance was not tested.")
+    if spread_known:
+        sentences.append(f"{SPREAD_LINE}: the gap between two Retrains with different seeds.")
+    if traced:
+        sentences.append("Own hold-out: forgotten data against data of the same clients that never trained.")
+    sentences.append("Sent: bytes in percent of Retrain’s.")
+    return " ".join(sentences)
 
 
 def thresholds(groups: Sequence[MethodGroup]) -> Table | None:
@@ -108,7 +362,7 @@ def thresholds(groups: Sequence[MethodGroup]) -> Table | None:
     shared = distinct(_requests(groups))
     lines = []
     for name, phase in (("Retrain", "retrained"), ("Original", "original")):
-        lines.append(Line(name, _levels(summarise_phase(name, phase, shared), shown)))
+        lines.append(Line(name, _levels(summarise_phase(name, phase, shared), shown), reference=True))
     for group in groups:
         lines.append(Line(group.label, _gap_cells(group.summary, shown)))
     return Table(
@@ -130,14 +384,12 @@ def _gap_cells(summary: MethodSummary, keys: Iterable[str]) -> list[Cell]:
 
 
 def _gap_cell(summary: MethodSummary, key: str, gap: float | None, level: str = "") -> Cell:
+    """The gap with the mark of its verdict and its deviation in one short cell; below, the measure itself."""
     deviation = summary.deviations.get(key)
-    spread = summary.spread.get(key)
     sign = mark(summary.verdicts, key)
-    text = f"{sign}{fixed(gap)}" if deviation is None else f"{sign}{fixed(gap)} ± {fixed(deviation)}"
-    notes = [level] if level else []
-    if spread is not None:
-        notes.append(f"spread {fixed(spread)}")
-    return Cell(text, tuple(notes), key in summary.verdicts and sign != "≠")
+    text = f"{sign}{fixed(gap)}" + (f"{NBSP}±{NBSP}{fixed(deviation)}" if deviation is not None else "")
+    no_difference = key in summary.verdicts and summary.verdicts[key].word != DIFFERS
+    return Cell(text, (level,) if level else (), no_difference)
 
 
 def costs(groups: Sequence[MethodGroup]) -> Table | None:
@@ -147,18 +399,23 @@ def costs(groups: Sequence[MethodGroup]) -> Table | None:
     if not {"bytes", "flops"} & set(shown):
         return None
     shared = distinct(requests)
-    lines = [Line("Retrain", [_amount(quantities.mean_cost(shared, kind, "retrained"), kind) for kind in shown])]
+    lines = []
+    if any(quantities.mean_cost(shared, kind, "retrained") is not None for kind in shown):
+        lines.append(
+            Line("Retrain", [_amount(quantities.mean_cost(shared, kind, "retrained"), kind) for kind in shown])
+        )
     for group in groups:
         lines.append(Line(group.label))
         for phase, title in (("unlearned", "Unlearning"), ("recovered", "Recovery")):
             amounts = [_amount(quantities.mean_cost(group.requests, kind, phase), kind) for kind in shown]
             lines.append(Line(title, amounts))
-        shares = [Cell(share(quantities.cost_share(group.requests, kind))) for kind in shown]
-        lines.append(Line("Share of Retrain", shares))
+        if lines[0].head == "Retrain":
+            shares = [Cell(share(quantities.cost_share(group.requests, kind))) for kind in shown]
+            lines.append(Line("Share of Retrain", shares))
     return Table(
         "Costs",
         "Means over requests",
-        ["", *(COSTS[kind].label for kind in shown)],
+        ["Work", *(COSTS[kind].label for kind in shown)],
         lines,
         "Communication counts both directions; computing counts clients and server, two FLOP for a multiplication with "
         "an addition; storage is the most that lay there at the beginning of a phase or at the end of a round, for the "
@@ -184,7 +441,7 @@ def budgets(groups: Sequence[MethodGroup]) -> Table | None:
     return Table(
         "Fixed budgets",
         "Gaps to Retrain, in points, at a share of Retrain’s communication; below, the measure itself in percent",
-        ["Method", "Spent", *SHOWN.values(), "Avg. gap"],
+        ["Budget", "Spent", "Avg. gap", *COLUMNS.values()],
         lines,
         "After the last round of recovery that the share pays for; unlearning counts, and a share that it alone "
         "exceeds is out of reach. Recovery goes on past Retrain’s accuracy here, to show what comes back with it.",
@@ -196,7 +453,7 @@ def _at_budget(ended: Sequence[RequestRows]) -> list[Cell]:
     fraction = quantities.budget_spent(ended)
     spent = share(None if fraction is None else 100 * fraction)
     if not within:
-        return [Cell(spent, (OUT_OF_REACH,)), *[Cell(DASH)] * (len(SHOWN) + 1)]
+        return [Cell(spent, (OUT_OF_REACH,)), *[Cell(DASH)] * (len(COLUMNS) + 1)]
     summary = summarise("", within)
     rounds = summary.recovery_rounds
     notes = [count(None if rounds is None else round(rounds, 1), "round")]
@@ -204,9 +461,96 @@ def _at_budget(ended: Sequence[RequestRows]) -> list[Cell]:
         notes.append(f"{len(within)} of {len(ended)} requests")
     return [
         Cell(spent, tuple(notes)),
-        *(Cell(fixed(summary.gaps.get(key)), (fixed(summary.means.get(key)),)) for key in SHOWN),
         Cell(fixed(summary.avg_gap)),
+        *(Cell(fixed(summary.gaps.get(key)), (fixed(summary.means.get(key)),)) for key in COLUMNS),
     ]
+
+
+def requests_at_a_glance(lines: Sequence[tuple[str, str, RequestRows]]) -> Table:
+    """One line for each request.
+
+    Args:
+        lines: For each request its name, the id of its run on the page, and its rows.
+    """
+    cells = [[Cell(request.method, words=True), *map(Cell, _glance(request))] for _, _, request in lines]
+    heads = ["Method", "Gap", "Recovered", "Retrain", "Unlearned", "Original"]
+    heads += ["Test", "Retrain’s test", "Rounds", "Price"]
+    columns = _filled({head: [line[i] for line in cells] for i, head in enumerate(heads)})
+    shown = [heads.index(head) for head in columns]
+    rows = [
+        Line(name, [own[i] for i in shown], href=f"#{key}") for (name, key, _), own in zip(lines, cells, strict=True)
+    ]
+    gap = "Gap: recovered forget accuracy less Retrain’s, in points; the closer to zero, the more alike. "
+    return Table(
+        "All requests",
+        "Accuracy on the data to forget in percent, unless it says test",
+        ["Run", *columns],
+        rows,
+        (gap if "Gap" in columns else "")
+        + "Rounds: of recovery. Price of forgetting: the change of the retained clients’ loss through unlearning.",
+    )
+
+
+def _glance(request: RequestRows) -> list[str]:
+    forget = [fixed(request.get(phase, "forget_acc")) for phase in ("recovered", "retrained", "unlearned", "original")]
+    test = [fixed(request.get(phase, "test_acc")) for phase in ("recovered", "retrained")]
+    work = [fixed(request.get("recovered", "rounds"), 0), signed(request.get("unlearned", "price_of_forgetting"), 3)]
+    return [signed(quantities.request_gap(request, "recovered")), *forget, *test, *work]
+
+
+def all_numbers(events: Sequence[tuple[str, RequestRows]]) -> Table:
+    """Every row of a run.
+
+    Args:
+        events: For each request its heading, or "" for the only one, and its rows.
+    """
+    lines = []
+    for heading, event in events:
+        lines += [Line(heading)] if heading else []
+        lines += [_numbers(event, row) for row in event.rows]
+    heads = [
+        "Phase",
+        "Method",
+        "Clients",
+        "Rounds",
+        "Seconds",
+        "Test",
+        "Retain",
+        "Forget",
+        "Hold-out",
+        "Gap to Retrain",
+    ]
+    known = any(event.row("retrained") for _, event in events)
+    if not known:
+        heads = heads[:-1]
+        lines = [replace(line, cells=line.cells[:-1]) for line in lines]
+    note = "Gap: forget accuracy less Retrain’s, in points; the closer to zero, the more alike." if known else ""
+    return Table("All numbers", "Accuracies in percent", heads, lines, note)
+
+
+def _numbers(request: RequestRows, row: Row) -> Line:
+    runs = number(row.get("runs")) or 1
+    own_gap = row["phase"] in ("unlearned", "recovered", NATURAL)
+    gap = quantities.request_gap(request, row["phase"]) if own_gap else None
+    ended = request.budgets.get(number(row.get("budget")) or 0.0)
+    if ended is not None:
+        gap = quantities.request_gap(ended, "recovered")
+    clients = ", ".join(map(str, row["clients"])) + (" (samples)" if row.get("samples") else "")
+    cells = [
+        Cell(str(row["method"]), words=True),
+        Cell(clients, words=True),
+        Cell(fixed(number(row.get("rounds")), 0)),
+        Cell(fixed(number(row.get("seconds")))),
+        *(Cell(fixed(number(row.get(f"{kind}_acc")))) for kind in ("test", "retain", "forget", "holdout")),
+        Cell(signed(gap)),
+    ]
+    return Line(_phase(row), cells, note=f"mean of {runs:g}" if runs > 1 else "")
+
+
+def _phase(row: Row) -> str:
+    budget = number(row.get("budget"))
+    own = str(row["phase"]).capitalize()
+    return f"{own} {100 * budget:g}{NBSP}%" if budget is not None else PHASES.get(row["phase"], own)
 
 
 _EXPOSURE = {
@@ -221,16 +565,18 @@ _EXPOSURE = {
 
 def exposure(request: RequestRows) -> Table | None:
     """What somebody who holds the model can tell about the forget data."""
-    shown = [key for key in _EXPOSURE if any(request.get(phase, key) is not None for phase in PHASES)]
+    phases = PHASES | {NATURAL: "Natural"}
+    shown = [key for key in _EXPOSURE if any(request.get(phase, key) is not None for phase in phases)]
     if not shown:
         return None
     lines = []
-    for phase, title in PHASES.items():
+    for phase, title in phases.items():
         if request.row(phase):
             lines.append(Line(title, [_exposed(request, phase, key) for key in shown]))
-    scarce = any(request.row(phase).get(f"{key}_enough") is False for phase in PHASES for key in shown)
+    scarce = any(request.row(phase).get(f"{key}_enough") is False for phase in phases for key in shown)
     several = request.over > 1
     few = " Few: fewer samples than that FPR needs." if scarce else ""
+    closer = " The closer to Retrained, the better." if request.row("retrained") else ""
     backdoor = " Backdoor: test images of other classes that the planted trigger turns into its class."
     return Table(
         "What an attacker can tell",
@@ -238,8 +584,8 @@ def exposure(request: RequestRows) -> Table | None:
         ["Phase", *(_EXPOSURE[key] for key in shown)],
         lines,
         "Found: forget samples that the model gives away while that share of unseen data is taken for them; "
-        "chance finds the same share. MIA: forget samples that the attack takes for training data. The closer to "
-        f"Retrained, the better.{few}{backdoor if 'backdoor_asr' in shown else ''}",
+        f"chance finds the same share. MIA: forget samples that the attack takes for training data."
+        f"{closer}{few}{backdoor if 'backdoor_asr' in shown else ''}",
     )
 
 
@@ -269,8 +615,13 @@ def canaries(request: RequestRows) -> Table | None:
     lines = []
     for audit in canary_audits(request.rows):
         guesses = f"{fixed(audit.correct, 0)} of {fixed(audit.guesses, 0)}"
-        cells = [Cell(guesses), Cell(fixed(audit.epsilon_low, 2)), Cell(fixed(audit.p, 3)), Cell(audit.verdict)]
-        lines.append(Line(f"{PHASES[audit.phase]}, {audit.kind}", [*cells, Cell(audit.sentence)]))
+        cells = [
+            Cell(guesses),
+            Cell(fixed(audit.epsilon_low, 2)),
+            Cell(fixed(audit.p, 3)),
+            Cell(audit.verdict, words=True),
+        ]
+        lines.append(Line(f"{PHASES[audit.phase]}, {audit.kind}", [*cells, Cell(audit.sentence, words=True)]))
     if not lines:
         return None
     return Table(
@@ -284,25 +635,54 @@ def canaries(request: RequestRows) -> Table | None:
     )
 
 
-def by_client(groups: Sequence[MethodGroup]) -> Table | None:
-    """The gap in forget accuracy, client by client."""
+def by_client(groups: Sequence[MethodGroup]) -> list[Table]:
+    """The gap in forget accuracy, client by client; the longer of clients and methods goes down the page."""
     targets = dict.fromkeys(_heading(request) for request in _requests(groups))
     if len(targets) < 2 or max(len(group.requests) for group in groups) < 2 or len(groups) > 20:
-        return None
-    lines = []
-    for target in sorted(targets, key=lambda name: (len(name), name)):
+        return []
+    if not _measured(groups, {"forget_acc": ""}):
+        return []
+    retrain = []
+    columns: list[list[Cell]] = [[] for _ in groups]
+    ordered = sorted(targets, key=lambda name: (len(name), name))
+    for target in ordered:
         by_method = [[request for request in group.requests if _heading(request) == target] for group in groups]
         shared = distinct(request for requests in by_method for request in requests)
-        retrain = mean(request.get("retrained", "forget_acc") for request in shared)
-        lines.append(Line(target, [Cell(fixed(retrain)), *(_client_cell(requests) for requests in by_method)]))
-    return Table(
-        "Client by client",
-        "Recovered forget accuracy less Retrain’s, in points",
-        ["Forgotten", "Retrain (%)", *(group.label for group in groups)],
-        lines,
-        "Means over seeds. Above zero something may be left, below zero the data is treated worse than unseen data. "
-        "The gap of a single client is not judged: the verdicts are over all targets.",
-    )
+        retrain.append(Cell(fixed(mean(request.get("retrained", "forget_acc") for request in shared))))
+        for column, requests in zip(columns, by_method, strict=True):
+            column.append(_client_cell(requests))
+    names = [group.label for group in groups]
+    if len(groups) < WIDEST or len(groups) <= len(targets):
+        rows = [Line(target, list(cells)) for target, *cells in zip(ordered, retrain, *columns, strict=True)]
+        return _in_parts("Forgotten", ["Retrain (%)", *names], rows)
+    rows = [Line("Retrain (%)", retrain, reference=True)]
+    rows += [Line(name, column) for name, column in zip(names, columns, strict=True)]
+    return _in_parts("Method", ordered, rows)
+
+
+def _in_parts(corner: str, heads: Sequence[str], rows: Sequence[Line]) -> list[Table]:
+    """The table of all clients, in as many parts as its columns need.
+
+    Args:
+        corner: The heading of the first column.
+        heads: Of the other columns.
+        rows: With as many cells.
+    """
+    parts = []
+    for start in range(0, len(heads), WIDEST):
+        shown = slice(start, start + WIDEST)
+        lines = [replace(row, cells=row.cells[shown]) for row in rows]
+        parts.append(
+            Table(
+                "Client by client" if not start else "Client by client, continued",
+                "Recovered forget accuracy less Retrain’s, in points",
+                [corner, *heads[shown]],
+                lines,
+                "Means over seeds. Above zero something may be left, below zero the data is treated worse than unseen "
+                "data. The gap of a single client is not judged: the verdicts are over all targets.",
+            )
+        )
+    return parts
 
 
 def _client_cell(requests: Sequence[RequestRows]) -> Cell:
@@ -458,9 +838,9 @@ def _pair_cell(pair: PairedDifference | None) -> Cell:
     return Cell(signed(pair.mean), (interval, verdict), not pair.different)
 
 
-def many_models(comparison: Comparison) -> Table | None:
+def many_models(comparison: Comparison) -> list[Table]:
     """What needs many models of each kind: two procedures compared, not two models."""
-    makers: dict[str, Callable[[Mapping[str, Any]], Cell]] = {
+    distances_between: _Columns = {
         "Against Retrain": lambda many: _model_test(many, "forget"),
         "KLoM, forget": lambda many: _klom(many, "forget"),
         "KLoM, retain": lambda many: _klom(many, "retain"),
@@ -469,6 +849,8 @@ def many_models(comparison: Comparison) -> Table | None:
         "Epsilon at least": _epsilon_bound,
         "Exposed samples": _exposed_samples,
         "Forgetting quality (descriptive)": lambda many: Cell(fixed(many.get("forgetting_quality"), 2)),
+    }
+    found_by_attacks: _Columns = {
         "LiRA, AUC": lambda many: _auc(many, "lira"),
         f"LiRA finds at 1{NBSP}% (%)": lambda many: _finds(many, "lira", 0.01),
         f"LiRA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "lira", 0.001),
@@ -477,24 +859,48 @@ def many_models(comparison: Comparison) -> Table | None:
         f"RMIA finds at 1{NBSP}% (%)": lambda many: _finds(many, "rmia", 0.01),
         f"RMIA finds at 0.1{NBSP}% (%)": lambda many: _finds(many, "rmia", 0.001),
     }
+    tables = [
+        _over_models(
+            comparison,
+            "Over many models",
+            distances_between,
+            f"Against Retrain: a permutation test over the models’ labels on the forget data, at 5{NBSP}% over all "
+            "targets and methods; “cannot tell” is no proof of equality. KLoM: 0 is alike; below it, what equal models "
+            f"would give by chance, and p. U-LiRA right: 50{NBSP}% cannot tell; Student’s 95{NBSP}% interval over "
+            f"models. Epsilon: a lower bound with 95{NBSP}% confidence. Exposed: how many samples, not which. "
+            "Forgetting quality: 1 is alike; equal models get about 0.2.",
+        ),
+        _over_models(
+            comparison,
+            "Members found over many models",
+            found_by_attacks,
+            "Finds: the share of members found while that share of the outsiders is taken for them, with "
+            f"95{NBSP}% intervals. Below each number, what Retrain gets in the method’s place.",
+        ),
+    ]
+    return [table for table in tables if table]
+
+
+_Columns = dict[str, Callable[[Mapping[str, Any]], Cell]]
+
+
+def _over_models(comparison: Comparison, title: str, makers: _Columns, note: str) -> Table | None:
+    """Some columns of what many models say.
+
+    Args:
+        comparison: With the evidence of each method.
+        title: Of the table.
+        makers: By heading, what makes a cell of a method's evidence.
+        note: How to read it.
+    """
     evidence = {name: line.references for name, line in comparison.methods.items() if line.references}
     columns = _filled({head: [make(many) for many in evidence.values()] for head, make in makers.items()})
     if not columns:
         return None
     lines = [Line(method, [cells[i] for cells in columns.values()]) for i, method in enumerate(evidence)]
     models = max(many.get("models", 0) for many in evidence.values())
-    return Table(
-        "Over many models",
-        f"{models:g} unlearned models against {models:g} Retrains, all of other seeds; means over targets",
-        ["Method", *columns],
-        lines,
-        f"Against Retrain: a permutation test over the models’ labels on the forget data, at 5{NBSP}% over all targets "
-        "and methods; “cannot tell” is no proof of equality. KLoM: 0 is alike; below it, what equal models would give "
-        f"by chance, and p. U-LiRA right: 50{NBSP}% cannot tell; Student’s 95{NBSP}% interval over models. Epsilon: a "
-        f"lower bound with 95{NBSP}% confidence. Exposed: how many samples, not which. LiRA and RMIA: below each "
-        "number, what Retrain gets in the method’s place; finds: the share of members found while that share of the "
-        "outsiders is taken for them. Forgetting quality: 1 is alike; equal models get about 0.2.",
-    )
+    caption = f"{models:g} unlearned models against {models:g} Retrains, all of other seeds; means over targets"
+    return Table(title, caption, ["Method", *columns], lines, note)
 
 
 def _model_test(many: Mapping[str, Any], name: str) -> Cell:
@@ -505,7 +911,7 @@ def _model_test(many: Mapping[str, Any], name: str) -> Cell:
     notes = [f"p {fixed(test['p_holm'], 3)}"]
     if test.get("models_needed"):
         notes.append(f"take {test['models_needed']:g} models")
-    return Cell(str(test["word"]), tuple(notes), test["word"] != "differs")
+    return Cell(str(test["word"]), tuple(notes), test["word"] != DIFFERS, words=True)
 
 
 def _klom(many: Mapping[str, Any], name: str) -> Cell:

@@ -23,9 +23,11 @@ from fedquit.utils.files import write_json
 
 RESULTS = "results.json"
 COMPARISON = "comparison.json"
+SWEEP = "sweep.json"
 _SHARED = ("data", "model", "train")  # sections of the recipe in which all runs of a comparison agree
 _FINDINGS = ("rows", "clients")  # fields that say what was found, not how
 _RUNS = "seed-*/client*-*/*"  # where the runs of a comparison lie below it
+_RATES = "lr-*"  # where the runs of a sweep lie below it
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +120,12 @@ class ResultSet:
     Attributes:
         runs: Each with its rows; those of a comparison too.
         comparisons: What was found over several runs.
+        sweeps: What `sweep.json` holds of each sweep; its runs, one for each rate, are among the others.
     """
 
     runs: Sequence[RunResults]
     comparisons: Sequence[Comparison] = ()
+    sweeps: Sequence[Mapping[str, Any]] = ()
 
 
 # Reading
@@ -191,7 +195,13 @@ def open_folders(folders: Sequence[Path]) -> ResultSet:
     """
     runs: list[RunResults] = []
     comparisons: list[Comparison] = []
+    sweeps: list[Mapping[str, Any]] = []
     for folder in folders:
+        rates = _rates_of(folder)
+        if rates:
+            runs += [read_run(place) for place in rates]
+            sweeps += [read_sweep(folder)] if _exists(folder / SWEEP) else []
+            continue
         if not _exists(folder / COMPARISON):
             runs.append(read_run(folder))
             continue
@@ -203,7 +213,46 @@ def open_folders(folders: Sequence[Path]) -> ResultSet:
         comparison = read_comparison(folder)
         comparisons.append(comparison)
         runs += _runs_of(comparison, folder)
-    return ResultSet(runs, comparisons)
+    return ResultSet(runs, comparisons, sweeps)
+
+
+def _rates_of(folder: Path) -> list[Path]:
+    """The runs of a sweep, by rising rate; empty where the folder is none."""
+    if _exists(folder / RESULTS) or _exists(folder / COMPARISON):
+        return []
+    places = [path.parent for path in folder.glob(f"{_RATES}/{RESULTS}")]
+    return sorted(places, key=_rate)
+
+
+def _rate(place: Path) -> tuple[float, str]:
+    try:
+        return float(place.name.removeprefix("lr-")), place.name
+    except ValueError:
+        return float("inf"), place.name
+
+
+def read_sweep(folder: Path) -> Mapping[str, Any]:
+    """The `sweep.json` of a folder: its `rates`, the one that was `chosen`, the one that was `tried`, and the `reason`.
+
+    Raises:
+        StoreError: It is missing, damaged, or of another schema.
+    """
+    path = folder / SWEEP
+    advice = "restore it from a backup, or move it away and run the same sweep again, which keeps its runs"
+    stored = _read_object(path, advice)
+    if not isinstance(stored.get("rates"), list):
+        raise _damaged(path, "it has no usable rates", advice)
+    return stored
+
+
+def write_sweep(folder: Path, sweep: Mapping[str, Any]) -> None:
+    """Write the `sweep.json` of a folder.
+
+    Args:
+        folder: Of the sweep; its runs lie below it.
+        sweep: `rates`, `chosen`, `tried` and `reason`, as plain values.
+    """
+    write_json(folder / SWEEP, {"schema": SCHEMA, **sweep})
 
 
 def comparison_above(run: Path) -> Path | None:

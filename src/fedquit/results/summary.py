@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedquit.inference.gaps import GapVerdict
 from fedquit.results import quantities
 from fedquit.results.averages import mean
-from fedquit.results.path import AFTER
+from fedquit.results.path import AFTER, LAST
 from fedquit.results.quantities import PairedDifference
 from fedquit.results.references import mean_evidence
 from fedquit.results.requests import RequestRows
@@ -341,6 +341,11 @@ def natural_gaps(requests: Sequence[RequestRows], suffix: str = "") -> dict[str,
     """
     sizes = {key: mean(quantities.natural_distance(r, key + suffix) for r in requests) for key in ON_PATH}
     return _known(sizes)
+
+
+def natural_averaged(lines: Sequence[MethodSummary]) -> bool:
+    """Whether method and Natural are to be compared by means over the last rounds: all have them over ten."""
+    return all(line.natural_last_gaps and line.last_rounds == LAST for line in lines)
 
 
 def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedquit.errors import InputError
 from fedquit.inference.trace import CANNOT_TELL, FORGOTTEN, OVER_UNLEARNED, REMEMBERED
@@ -47,6 +47,19 @@ class HalfVerdict:
     auc_low: float
     auc_high: float
     holdout_size: int
+
+
+class Overview(Protocol):
+    """Reports the progress of a whole sweep."""
+
+    def runs(self, done: int, total: int, title: str) -> None:
+        """Report the progress of all rates.
+
+        Args:
+            done: Rates that are over.
+            total: All rates.
+            title: The rate that begins.
+        """
 
 
 @dataclass(frozen=True)
@@ -127,7 +140,8 @@ class Sweep:
     def to_dict(self) -> dict[str, Any]:
         """Return the sweep as plain values, for JSON."""
         rates = [dataclasses.asdict(c) for c in (self.before, *self.candidates)]
-        return {"rates": rates, "chosen": self.chosen.lr if self.chosen else None, "reason": self.reason}
+        chosen, tried = (one.lr if one else None for one in (self.chosen, self.tried))
+        return {"rates": rates, "chosen": chosen, "tried": tried, "reason": self.reason}
 
 
 def parse_rates(text: str) -> list[float]:
@@ -149,6 +163,7 @@ def sweep_rates(
     *,
     cache: Path | None = None,
     reporter: Reporter | None = None,
+    overview: Overview | None = None,
 ) -> Sweep:
     """Run the recipe's first request once for each rate, with few recovery rounds and no Retrain.
 
@@ -159,6 +174,7 @@ def sweep_rates(
         out: the folder for the runs, one below it for each rate.
         cache: the folder of trained federations; by default `out / "cache"`.
         reporter: receives the progress.
+        overview: is told which rates are done.
 
     Returns:
         The results of every rate, and the one to take.
@@ -172,7 +188,9 @@ def sweep_rates(
         )
     candidates = []
     recover = RecoverRecipe("rounds", rounds)
-    for lr in rates:
+    for number, lr in enumerate(rates):
+        if overview:
+            overview.runs(number, len(rates), f"lr {lr:g}")
         method = {**recipe.method, "lr": lr}
         tried = replace(recipe, method=method, request=recipe.request[:1], recover=recover, retrain=False)
         rows = run(tried, out / f"lr-{lr:g}", cache=cache or out / "cache", reporter=reporter)["rows"]

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The top of the page: what was asked and done, the verdict, its price and cost, and what cannot be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedquit.inference.gaps import CANNOT_TELL, DIFFERS, EQUIVALENT, WORDS, GapVerdict
+from fedquit.report.figures import label_counts
+from fedquit.report.verdicts import NO_TRACE, TRACES, headline, trace_reasons, trace_word, trace_words, traces
+from fedquit.results import quantities
+from fedquit.results.averages import mean
+from fedquit.results.canaries import canary_audits
+from fedquit.results.folders import RunResults
+from fedquit.results.requests import MANY_CLIENTS, RequestRows, distinct
+from fedquit.results.schema import COSTS, NATURAL, number
+from fedquit.results.summary import MethodGroup, MethodSummary
+from fedquit.results.verdicts import forget_gap, open_question
+from fedquit.results.words import NBSP, count, duration, fixed, percent, scaled, share, signed
+from fedquit.utils.names import each_named
+
+NOTE = "This is approximate unlearning: behaving like Retrain is evidence that the data was forgotten, not proof."
+TRAINED = 0.1  # of the way from guessing to every answer right: below it, Original counts as untrained
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the card: its label, and what it says."""
+
+    label: str
+    says: Sequence[str]
+
+
+def card(groups: Sequence[MethodGroup], sweeps: Sequence[Mapping[str, Any]]) -> list[Entry]:
+    """The verdict card, entry by entry.
+
+    Args:
+        groups: The methods.
+        sweeps: What `sweep.json` holds, for each sweep.
+    """
+    if not groups:
+        return []
+    judged = [chosen_rate(sweep) for sweep in sweeps]
+    judged += _one(groups[0]) if len(groups) == 1 else _several(groups)
+    entries = [
+        Entry("Asked", [f"Forget {targets(groups)}."]),
+        Entry("Done", [_done(groups)]),
+        Entry("Verdict", judged),
+        Entry("Price", _price(groups)),
+        Entry("Cost", _cost(groups)),
+        Entry("Cannot be told", unknowns(groups)),
+    ]
+    return [entry for entry in entries if entry.says]
+
+
+def lead(groups: Sequence[MethodGroup]) -> str:
+    """What happened to the data to forget, in one sentence."""
+    before = mean(request.get("original", "forget_acc") for request in _requests(groups))
+    retrain = mean(request.get("retrained", "forget_acc") for request in _requests(groups))
+    levels = {group.label: group.summary.means.get("forget_acc") for group in groups}
+    known = {label: level for label, level in levels.items() if level is not None}
+    if before is None or not known:
+        return ""
+    if len(known) == 1:
+        label, level = next(iter(known.items()))
+        now = f"{label} took the accuracy on the data to forget from {percent(before)} to {percent(level)}"
+    else:
+        ends = _range(known, percent)
+        now = f"{len(known)} methods took the accuracy on the data to forget from {percent(before)} to {ends}"
+    return f"{now}." if retrain is None else f"{now}; Retrain, which never saw it, has {percent(retrain)}."
+
+
+def chosen_rate(sweep: Mapping[str, Any]) -> str:
+    """Which rate a sweep takes, and why."""
+    chosen = number(sweep.get("chosen"))
+    taken = "No rate can be named" if chosen is None else f"Take lr = {chosen:g}"
+    reason = sweep.get("reason")
+    return f"{taken}: {reason}." if isinstance(reason, str) and reason else f"{taken}."
+
+
+def targets(groups: Sequence[MethodGroup]) -> str:
+    """The clients of all requests, and how they were asked for."""
+    requests = _requests(groups)
+    distinct_targets = {request.target for request in requests}
+    if len(distinct_targets) == 1:
+        return requests[0].target_in_short
+    clients = sorted({c for request in requests for c in request.clients}, key=lambda c: (str(type(c)), c))
+    samples = "chosen samples of " if requests[0].samples else ""
+    named = f"{len(clients)} clients" if len(clients) > MANY_CLIENTS else each_named("client", clients)
+    return f"{samples}{named}, {'one by one' if len(distinct_targets) == len(clients) else 'in groups'}"
+
+
+def untrained(run: RunResults, request: RequestRows) -> bool:
+    """The rule for "hardly trained": at most one round, or less than a tenth of the way from guessing to all right.
+
+    Args:
+        run: With its recipe and the label counts of its clients; what it does not hold says nothing.
+        request: With Original's test accuracy.
+    """
+    train = run.recipe.get("train")
+    rounds = number(train.get("rounds")) if isinstance(train, dict) else None
+    if rounds is not None and rounds <= 1:
+        return True
+    accuracy = request.get("original", "test_acc")
+    labels = {label for held in label_counts(run.clients).values() for label, size in held.items() if size}
+    if accuracy is None or len(labels) < 2:
+        return False
+    guessing = 100 / len(labels)
+    return accuracy < guessing + TRAINED * (100 - guessing)
+
+
+def warnings(runs: Sequence[RunResults]) -> list[str]:
+    """What makes the page worth little: an Original that learnt nothing has nothing to forget."""
+    pairs = [(run, request) for run in runs for request in run.requests]
+    hardly = [request for run, request in pairs if untrained(run, request)]
+    if not hardly:
+        return []
+    accuracy = mean(request.get("original", "test_acc") for request in hardly)
+    level = "" if accuracy is None else f": its test accuracy is {percent(accuracy)}"
+    return [
+        f"Original is hardly trained{level}. There is little to forget yet, and these numbers show only that the "
+        "recipe runs."
+    ]
+
+
+def _requests(groups: Iterable[MethodGroup]) -> list[RequestRows]:
+    return [request for group in groups for request in group.requests]
+
+
+def _range(values: Mapping[str, float], say: Callable[[float], str]) -> str:
+    """The least and the greatest of some values with their names, or the only one."""
+    low = min(values, key=lambda label: values[label])
+    high = max(values, key=lambda label: values[label])
+    if say(values[low]) == say(values[high]):
+        return say(values[low])
+    return f"between {say(values[low])} ({low}) and {say(values[high])} ({high})"
+
+
+def _done(groups: Sequence[MethodGroup]) -> str:
+    rounds = {group.label: group.summary.recovery_rounds for group in groups}
+    known = {label: value for label, value in rounds.items() if value is not None}
+    names = groups[0].label if len(groups) == 1 else f"{len(groups)} methods: {', '.join(g.label for g in groups)}"
+    recovery = f"; then {_range(known, lambda n: count(round(n, 1), 'round'))} of recovery" if known else ""
+    counts = {len(group.requests) for group in groups}
+    most = max(counts)
+    each = " each" if len(groups) > 1 else ""
+    over = f", over {'up to ' if len(counts) > 1 else ''}{most} requests{each}" if most > 1 else ""
+    against = ", compared with Retrain" if _has_retrain(groups) else ""
+    return f"{names}{recovery}{over}{against}."
+
+
+def _has_retrain(groups: Sequence[MethodGroup]) -> bool:
+    return any(request.row("retrained") for request in _requests(groups))
+
+
+# The verdict
+
+
+def _one(group: MethodGroup) -> list[str]:
+    """What is concluded about one method: the gap to Retrain, its samples, the client's kind of data, the control."""
+    says = _against_retrain(group)
+    found = traces(group.requests)
+    if len(group.requests) == 1 and found:
+        says.append(f"Its samples: {_trace(next(iter(found)))}{_auc(group.requests[0])}.")
+    elif found:
+        parts = [f"{_trace(word)} ({n} of {sum(found.values())})" for word, n in found.items()]
+        says.append(f"Its samples: {'; '.join(parts)}.")
+    held = _level(group, "recovered", "holdout_acc")
+    knowledge = group.summary.distribution_knowledge
+    if held is not None and knowledge is not None:
+        beside = _beside(knowledge)
+        says.append(f"The client’s kind of data: accuracy on its hold-out is {percent(held)}, {beside} Retrain’s.")
+    if len(group.requests) == 1:
+        audits = [audit for audit in canary_audits(group.requests[0].rows) if audit.phase == "recovered"]
+        says += [f"The one-run audit by {audit.kind} canaries: {audit.verdict}." for audit in audits]
+    natural = group.summary.natural.get("forget_acc")
+    now = group.summary.means.get("forget_acc")
+    if natural is not None and now is not None:
+        says.append(
+            f"The control: Natural, which does not unlearn, has {percent(natural)} forget accuracy after as many "
+            f"rounds, {group.label} {percent(now)}{_control_traces(group)}."
+        )
+    return says
+
+
+def _control_traces(group: MethodGroup) -> str:
+    """What the hold-outs say of Natural's samples, as a clause; "" where they were not asked."""
+    found = trace_words(group.requests, NATURAL)
+    auc = _auc(group.requests[0], NATURAL) if len(group.requests) == 1 else ""
+    return f"; Natural’s samples: {found}{auc}" if found else ""
+
+
+def _trace(verdict: str) -> str:
+    word = trace_word(verdict)
+    return TRACES[word] if word in (CANNOT_TELL, NO_TRACE) else f"{word}, {TRACES[word]}"
+
+
+def _beside(difference: float) -> str:
+    if round(difference, 1) == 0:
+        return "the same as"
+    return f"{abs(difference):.1f} points {'above' if difference > 0 else 'below'}"
+
+
+def _auc(request: RequestRows, phase: str = "recovered") -> str:
+    auc, low, high = (request.get(phase, key) for key in ("auc", "auc_low", "auc_high"))
+    if auc is None:
+        return ""
+    interval = f", 95{NBSP}% interval {low:.3f} to {high:.3f}" if low is not None and high is not None else ""
+    return f" (AUC {auc:.3f}{interval})"
+
+
+def _against_retrain(group: MethodGroup) -> list[str]:
+    """The verdict on the gaps of one method, and where the forget accuracy lies."""
+    gap, name = _headline_gap(group.summary)
+    if gap is None:
+        return []
+    judged = headline(group.verdicts)
+    size = f"the {name} is {fixed(gap)} points"
+    if judged is None:
+        spread = group.summary.spread.get("avg_gap" if group.summary.avg_gap is not None else "forget_acc")
+        beside = "" if spread is None else f"; two Retrains differ by {fixed(spread)}"
+        return [f"The {name} to Retrain is {fixed(gap)} points{beside}. No test was made."]
+    margin = "the margin" if judged.margin is None else f"{fixed(judged.margin)} points"
+    said = {
+        DIFFERS: "It differs from Retrain",
+        EQUIVALENT: f"It is equivalent to Retrain within {margin}",
+        CANNOT_TELL: "Whether it differs from Retrain cannot be told",
+    }
+    says = [f"{said[judged.word]}: {size}{_certainty(judged)}."]
+    forget = group.verdicts.get("forget_acc")
+    if forget is not None and forget.gap is not None and forget.retrains > 1:
+        clause = forget_gap(forget)
+        says.append(f"{clause[:1].upper()}{clause[1:]}.")
+    return says
+
+
+def _headline_gap(summary: MethodSummary) -> tuple[float | None, str]:
+    if summary.avg_gap is not None:
+        return summary.avg_gap, "average gap"
+    return summary.gaps.get("forget_acc"), "gap in forget accuracy"
+
+
+def _certainty(judged: GapVerdict) -> str:
+    """The p-value and the sizes behind a verdict."""
+    p = {DIFFERS: judged.p, EQUIVALENT: judged.equivalence_p}.get(judged.word)
+    parts = [] if p is None else ["p < 0.001" if p < 0.001 else f"p = {p:.3f}"]
+    parts += [count(judged.targets, "target"), f"{count(judged.retrains, 'Retrain')} each"]
+    return f" ({', '.join(parts)})"
+
+
+def _several(groups: Sequence[MethodGroup]) -> list[str]:
+    """All methods by verdict, so that none is hidden: against Retrain, of their samples, and of the control."""
+    says = []
+    by_word: dict[str, list[str]] = {word: [] for word in WORDS}
+    for group in groups:
+        judged = headline(group.verdicts)
+        if judged:
+            by_word[judged.word].append(group.label)
+    if any(by_word.values()):
+        says.append(f"Against Retrain: {_listed(by_word)}.")
+    gaps = {group.label: gap for group in groups if (gap := _headline_gap(group.summary)[0]) is not None}
+    if gaps and not says:
+        name = _headline_gap(groups[0].summary)[1]
+        says.append(f"The {name} to Retrain is {_range(gaps, lambda gap: f'{fixed(gap)} points')}. No test was made.")
+    by_trace: dict[str, list[str]] = {}
+    for group in groups:
+        found = traces(group.requests)
+        for word, n in found.items():
+            part = "" if len(found) == 1 else f" ({n} of {sum(found.values())})"
+            by_trace.setdefault(word, []).append(f"{group.label}{part}")
+    if by_trace:
+        ordered = sorted(by_trace, key=lambda verdict: list(TRACES).index(trace_word(verdict)))
+        told = _listed({verdict: by_trace[verdict] for verdict in ordered})
+        says.append(f"The samples, against the clients’ own hold-out: {told}.")
+    controls = {g.label: level for g in groups if (level := g.summary.natural.get("forget_acc")) is not None}
+    if controls:
+        found_in_control = trace_words(distinct(_requests(groups)), NATURAL)
+        traced = f"; its samples: {found_in_control}" if found_in_control else ""
+        says.append(
+            f"The control: Natural, which does not unlearn, has {_range(controls, percent)} forget accuracy after as "
+            f"many rounds{traced}."
+        )
+    return says
+
+
+def _listed(by_word: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{word}: {', '.join(labels)}" for word, labels in by_word.items() if labels)
+
+
+def _level(group: MethodGroup, phase: str, key: str) -> float | None:
+    return mean(request.get(phase, key) for request in group.requests)
+
+
+# Price, cost, and what is left open
+
+
+def _price(groups: Sequence[MethodGroup]) -> list[str]:
+    prices = {g.label: price for g in groups if (price := g.summary.price_of_forgetting) is not None}
+    says = []
+    if len(groups) == 1 and prices:
+        says.append(_change(next(iter(prices.values()))))
+    elif prices:
+        says.append(f"The retained clients’ loss changed by {_range(prices, lambda price: signed(price, 3))}.")
+    tests = {g.label: level for g in groups if (level := g.summary.means.get("test_acc")) is not None}
+    retrain = mean(request.get("retrained", "test_acc") for request in _requests(groups))
+    before = mean(request.get("original", "test_acc") for request in _requests(groups))
+    if tests:
+        beside = f"; Retrain has {percent(retrain)}" if retrain is not None else ""
+        beside = f"; before it was {percent(before)}" if retrain is None and before is not None else beside
+        says.append(f"Test accuracy ended at {_range(tests, percent)}{beside}.")
+    return says
+
+
+def _change(price: float) -> str:
+    if round(price, 3) == 0:
+        return "The retained clients’ loss did not change."
+    return f"The retained clients’ loss {'rose' if price > 0 else 'fell'} by {abs(price):.3f}."
+
+
+def _cost(groups: Sequence[MethodGroup]) -> list[str]:
+    sent = {g.label: part for g in groups if (part := g.summary.bytes_percent) is not None}
+    computed = {g.label: part for g in groups if (part := g.summary.computing_percent) is not None}
+    shares = {"communication": sent, "computing": computed}
+    says = [f"{_range(parts, share)} of Retrain’s {what}." for what, parts in shares.items() if parts]
+    if not says:
+        says = [*_spent(groups, "bytes", "sent"), *_spent(groups, "flops", "computed")]
+    seconds = {g.label: took for g in groups if (took := g.summary.seconds) is not None}
+    retrain = mean(request.get("retrained", "seconds") for request in _requests(groups))
+    if seconds:
+        beside = f" here; Retrain took {duration([retrain])}" if retrain is not None else " here"
+        says.append(f"{_range(seconds, lambda took: duration([took]))}{beside}.")
+    return [f"{line[:1].upper()}{line[1:]}" for line in says]
+
+
+def _spent(groups: Sequence[MethodGroup], kind: str, verb: str) -> list[str]:
+    """What a cost amounts to where there is no Retrain to measure it by.
+
+    Args:
+        groups: The methods.
+        kind: Of `COSTS`.
+        verb: What was done with it.
+    """
+    spent = {g.label: amount for g in groups if (amount := quantities.mean_cost(g.requests, kind)) is not None}
+    return [f"{_range(spent, lambda amount: scaled(amount, COSTS[kind].unit))} {verb}."] if spent else []
+
+
+def unknowns(groups: Sequence[MethodGroup]) -> list[str]:
+    """What these results leave open, and what would tell it."""
+    says = []
+    requests = _requests(groups)
+    verdicts = [group.verdicts for group in groups]
+    if not _has_retrain(groups):
+        says.append("How close this is to a model that never saw the data: there is no Retrain to compare with.")
+    elif not any(verdicts):
+        says.append(
+            "Whether a gap is more than chance: that takes several Retrains of each target "
+            "(fedquit compare --retrain-seeds)."
+        )
+    why = open_question(verdicts).removeprefix(f"{CANNOT_TELL}: ")
+    if why:
+        undecided = any(judged and judged.word == CANNOT_TELL for judged in map(headline, verdicts))
+        what = "it differs from Retrain" if undecided else "the unmarked gaps are differences"
+        says.append(f"Whether {what}: {_ended(why)}")
+    if not any(traces([request]) for request in requests):
+        says.append("Whether its samples are remembered: none of the clients’ data was held out (data.holdout).")
+    says += [f"Whether its samples are remembered: {_ended(reason)}" for reason in trace_reasons(requests)]
+    return says
+
+
+def _ended(reason: str) -> str:
+    return reason if reason.endswith(".") else f"{reason}."

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the verdicts in the results speak for a method on the page; none is worked out here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedquit.inference.gaps import GapVerdict
+from fedquit.inference.trace import CANNOT_TELL, FORGOTTEN, OVER_UNLEARNED, REMEMBERED
+from fedquit.results.requests import RequestRows
+from fedquit.results.summary import count_verdicts
+from fedquit.results.verdicts import OVERALL
+
+HEADLINES = (OVERALL, "forget_acc")  # the verdict on the first of these that is there speaks for a method
+
+
+def headline(verdicts: Mapping[str, GapVerdict]) -> GapVerdict | None:
+    """The verdict that speaks for a method, or None where no test was made."""
+    return next((verdicts[key] for key in HEADLINES if key in verdicts), None)
+
+
+# The trace against the client's own hold-out
+
+NO_TRACE = "no trace"  # the word of older results
+TRACES = {
+    REMEMBERED: "still told from data of the same clients that never trained",
+    FORGOTTEN: "treated like data of the same clients that never trained",
+    OVER_UNLEARNED: "treated worse than data of the same clients that never trained, which gives it away, too",
+    CANNOT_TELL: "the hold-out cannot tell",
+    NO_TRACE: "no trace against data of the same clients that never trained",
+}
+
+
+def trace_word(verdict: str) -> str:
+    """The word of a verdict that may have the first words of its reason."""
+    return verdict.partition(":")[0]
+
+
+def traces(requests: Sequence[RequestRows], phase: str = "recovered") -> dict[str, int]:
+    """How many requests have each verdict of the hold-out, the most frequent first.
+
+    Args:
+        requests: Of one method.
+        phase: Whose model.
+    """
+    counts = {word: int(n) for word, n in count_verdicts(requests, phase).items() if trace_word(word) in TRACES}
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def trace_words(requests: Sequence[RequestRows], phase: str = "recovered") -> str:
+    """The verdicts of the hold-outs, short: the word alone where all agree; "" where there is none.
+
+    Args:
+        requests: Of one method.
+        phase: Whose model.
+    """
+    found = traces(requests, phase)
+    if len(found) == 1:
+        return next(iter(found))
+    return ", ".join(f"{count} × {word}" for word, count in found.items())
+
+
+def trace_reasons(requests: Sequence[RequestRows]) -> list[str]:
+    """Why the hold-outs cannot tell, each reason once."""
+    rows = [request.row("recovered") for request in requests]
+    reasons = [row.get("holdout_reason") for row in rows if row.get("holdout_verdict") == CANNOT_TELL]
+    return list(dict.fromkeys(reason for reason in reasons if isinstance(reason, str) and reason))
