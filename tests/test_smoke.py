@@ -96,7 +96,7 @@ def test_the_smallest_size_of_a_recipe_runs_from_the_request_to_the_results(
 
 def test_there_is_one_of_every_kind_that_the_paper_has() -> None:
     assert set(FIRST) == {
-        ("cnn", "fashion_mnist_mini", "client"),
+        ("mlp", "fashion_mnist_mini", "client"),
         ("resnet18", "cifar10", "client"),
         ("resnet18", "cifar100", "client"),
         ("resnet18", "cifar100", "samples"),
