@@ -18,7 +18,7 @@ from fedquit.methods import METHODS
 from fedquit.running.recipe import Recipe, load
 from fedquit.running.runner import run
 
-TARGET = 2  # the largest client
+SETTING = Path(__file__).with_name("skewed.toml")
 FAST = ("not", "fedau", "puf")
 SLOW = tuple(name for name in METHODS if name not in (*FAST, "retrain"))
 
@@ -41,8 +41,7 @@ Runner = Callable[[str], Rows]
 
 
 def recipe(name: str) -> Recipe:
-    settings = ["train.rounds=8", "recover.max_rounds=6", "recover.until=rounds", f"request.0.clients=[{TARGET}]"]
-    base = load("compare", settings)
+    base = load(str(SETTING))
     return base if name == base.method_name else replace(base, method={"name": name})
 
 
