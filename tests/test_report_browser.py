@@ -337,6 +337,13 @@ def test_what_decides_fits_one_printed_page(name: str, pages: dict[str, Path], b
     assert sheets(browser) == 1
 
 
+def test_a_long_card_leaves_no_printed_page_empty(pages: dict[str, Path], browser: Browser) -> None:
+    browser.open(pages["comparison"], width=PAPER, media="print")
+    browser.run("document.querySelectorAll('.first ~ *').forEach(one => one.remove())")
+    browser.run("document.querySelector('.card dd:last-child').append(' and so on with more words'.repeat(20))")
+    assert sheets(browser) == 2, "the card begins below the title, and only the table goes on the next page"
+
+
 def test_a_long_table_goes_on_over_the_next_printed_page(pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["production"], width=PAPER, media="print")
     browser.run("document.querySelectorAll('.first ~ *').forEach(one => one.remove())")

@@ -276,6 +276,16 @@ def test_several_methods_are_listed_by_verdict_and_a_word_unknown_here_is_no_ver
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_alike_reasons_why_the_hold_outs_cannot_tell_stand_once(tmp_path: Path) -> None:
+    runs = [lean(full(client=client)) for client in range(3)]
+    for run, reason in zip(runs, ("blind: 0.51", "blind: 0.52", "hold-out too small: 9 samples"), strict=True):
+        run["rows"][3] |= {"holdout_verdict": "cannot tell", "holdout_reason": reason}
+    said = entries(report(tmp_path, *runs))["Cannot be told"]
+    assert "remembered: blind: 0.51; so it is in 2 requests. Whether its samples" in said
+    assert said.endswith("remembered: hold-out too small: 9 samples.")
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_natural_after_as_many_rounds_stands_beside_every_method(tmp_path: Path) -> None:
     found = full()
     found["rows"][3] |= {"natural_forget_acc": 44.4, "natural_test_acc": 33.3}

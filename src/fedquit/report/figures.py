@@ -464,7 +464,7 @@ def over_rates(sweep: Mapping[str, Any], name: str) -> Drawn | None:
         whole = [
             (x, auc, low, high) for x, (auc, low, high) in zip(at, ends, strict=True) if None not in (auc, low, high)
         ]
-        areas.axhline(0.5, color=SOFT, linewidth=1.2, linestyle=(0, (5, 3)), label="no trace")
+        areas.axhline(0.5, color=SOFT, linewidth=1.2, linestyle=(0, (5, 3)), label="chance")
         areas.vlines([x for x, *_ in whole], [low for *_, low, _ in whole], [high for *_, high in whole], color=FORGET)
         areas.scatter([x for x, *_ in whole], [auc for _, auc, *_ in whole], color=FORGET, marker="o", label="AUC")
         areas.set_title("AUC against the hold-out, with 95 % intervals", loc="left")

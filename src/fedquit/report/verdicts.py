@@ -61,7 +61,11 @@ def trace_words(requests: Sequence[RequestRows], phase: str = "recovered") -> st
 
 
 def trace_reasons(requests: Sequence[RequestRows]) -> list[str]:
-    """Why the hold-outs cannot tell, each reason once."""
+    """Why the hold-outs cannot tell: of each kind of reason the first, and how many requests have one of that kind."""
     rows = [request.row("recovered") for request in requests]
-    reasons = [row.get("holdout_reason") for row in rows if row.get("holdout_verdict") == CANNOT_TELL]
-    return list(dict.fromkeys(reason for reason in reasons if isinstance(reason, str) and reason))
+    stored = [row.get("holdout_reason") for row in rows if row.get("holdout_verdict") == CANNOT_TELL]
+    by_kind: dict[str, list[str]] = {}
+    for reason in stored:
+        if isinstance(reason, str) and reason:
+            by_kind.setdefault(reason.partition(":")[0], []).append(reason)
+    return [same[0] + (f"; so it is in {len(same)} requests" if len(same) > 1 else "") for same in by_kind.values()]
