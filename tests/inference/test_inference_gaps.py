@@ -21,7 +21,6 @@ from fedquit.inference.gaps import (
     any_target_p,
     bias_p,
     equivalence_p,
-    holm,
     judge,
     mean_interval,
     prediction_interval,
@@ -29,6 +28,7 @@ from fedquit.inference.gaps import (
     studentised_p,
     together,
 )
+from fedquit.inference.multiplicity import holm
 
 Floats = npt.NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]

@@ -12,6 +12,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from fedquit.errors import InputError
+from fedquit.inference.multiplicity import holm
 from fedquit.inference.one_run import (
     CONFIDENCE,
     OneRunAudit,
@@ -21,7 +22,6 @@ from fedquit.inference.one_run import (
     default_guesses,
     epsilon_lower_bound,
     gain_upper_bound,
-    holm,
     p_of_retrain,
     p_value,
 )

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedquit.errors import InputError
+from fedquit.inference.multiplicity import holm
 
 LEVEL = 0.05
 POWER = 0.8  # of the sizes that are said to tell
@@ -364,17 +365,6 @@ def studentised_p(sample: GapSample, k: float) -> float:
     if variance == 0:
         return 0.0 if size == 0 else 1.0
     return float(ncf.cdf(size / (variance * scale), targets, targets * (retrains - 1), targets * k**2 / scale))
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: those at most 0.05 are claimed with 5 % for any false claim among all."""
-    order = sorted(range(len(p)), key=lambda i: p[i])
-    adjusted = [1.0] * len(p)
-    largest = 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[i]))
-        adjusted[i] = largest
-    return adjusted
 
 
 # Sizes

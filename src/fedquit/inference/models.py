@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
@@ -104,17 +103,6 @@ class ModelTest:
 def verdict(p: float) -> Words:
     """The rule for "differs" over many models: a p-value of at most 5 %; everything else cannot be told."""
     return "differs" if p <= LEVEL else "cannot tell"
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given: all claims at 5 % are right in 95 % of studies."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted = [1.0] * len(p_values)
-    largest = 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        adjusted[i] = largest
-    return adjusted
 
 
 def models_needed(comparisons: int) -> int:

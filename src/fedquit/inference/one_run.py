@@ -15,7 +15,7 @@ remembered; too few, that they are treated worse than data that was never traine
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedquit.errors import InputError
+from fedquit.inference.multiplicity import holm
 
 CONFIDENCE = 0.95  # of all that is said about one model
 DELTA = 1e-5
@@ -182,16 +183,6 @@ def p_of_retrain(tally: Tally) -> float:
     many = float(binom.sf(tally.correct - 1, tally.guesses, 0.5))
     few = float(binom.cdf(tally.correct, tally.guesses, 0.5))
     return min(1.0, 2 * min(many, few))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values corrected for several hypotheses (Holm 1979), in the same order."""
-    corrected = [0.0] * len(p_values)
-    largest = 0.0
-    for rank, at in enumerate(np.argsort(p_values, kind="stable")):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[at]))
-        corrected[at] = largest
-    return corrected
 
 
 def audit(

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedquit.inference.models import holm, models_needed, smallest_p, verdict
+from fedquit.inference.models import models_needed, smallest_p, verdict
+from fedquit.inference.multiplicity import holm
 
 DESCRIBED = ("shift", "klom", "klom_by_chance")  # numbers of a test that are averaged over the runs
 SETS = ("forget", "retain", "test")  # the data on which models are compared
