@@ -314,6 +314,7 @@ def test_the_control_s_own_verdict_stands_on_the_card(tmp_path: Path) -> None:
     assert own[1:] == ["no trace", "remembered", "no trace"], "Original shows whether the test sees anything"
     said = "fedquit 45.6 %; Natural’s samples: remembered (AUC 0.613, 95 % interval 0.581 to 0.644)."
     assert said in entries(html)["Verdict"]
+    assert entries(html)["Verdict"].startswith("Its samples: "), "the tested verdict comes before the untested gap"
     assert table(html, "What an attacker can tell")[-1][0] == "Natural"
     assert [line[0] for line in table(html, "What is left of the clients")] == [
         *("Method", "Original", "Natural", "fedquit")

@@ -159,14 +159,19 @@ def _has_retrain(groups: Sequence[MethodGroup]) -> bool:
 
 
 def _one(group: MethodGroup) -> list[str]:
-    """What is concluded about one method: the gap to Retrain, its samples, the client's kind of data, the control."""
-    says = _against_retrain(group)
+    """What is concluded about one method: the gap to Retrain, its samples, the client's kind of data, the control.
+
+    What was tested comes first, and a gap that was not after it.
+    """
+    against = _against_retrain(group)
+    samples = []
     found = traces(group.requests)
     if len(group.requests) == 1 and found:
-        says.append(f"Its samples: {_trace(next(iter(found)))}{_auc(group.requests[0])}.")
+        samples.append(f"Its samples: {_trace(next(iter(found)))}{_auc(group.requests[0])}.")
     elif found:
         parts = [f"{_trace(word)} ({n} of {sum(found.values())})" for word, n in found.items()]
-        says.append(f"Its samples: {'; '.join(parts)}.")
+        samples.append(f"Its samples: {'; '.join(parts)}.")
+    says = [*against, *samples] if headline(group.verdicts) else [*samples, *against]
     held = _level(group, "recovered", "holdout_acc")
     knowledge = group.summary.distribution_knowledge
     if held is not None and knowledge is not None:
