@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,10 @@ def test_a_stopped_command_says_that_the_same_command_goes_on(tmp_path: Path) ->
     (tmp_path / "long.toml").write_text(TINY.replace("rounds = 2\n", "rounds = 100000\n"))
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-u", "-m", "fedquit", "run", "long.toml", "--out", "out"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a parent in the background may ignore it
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    ) as process:
         assert process.stderr
         while "round 10" not in process.stderr.readline():
             assert process.poll() is None
