@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,11 +51,12 @@ def test_the_line_of_all_runs_has_the_time_that_is_left(capsys: pytest.CaptureFi
 def test_a_stopped_command_says_that_the_same_command_goes_on(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text(TINY.replace("rounds = 2\n", "rounds = 100000\n"))
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-u", "-m", "fedquit", "run", "long.toml", "--out", "out"]
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a parent in the background may ignore it
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heard
-    ) as process:
+    heard = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # where the parent ignores it, too
+    )
+    command = [sys.executable, "-u", "-c", f"{heard}; from fedquit.cli import main; main()"]
+    command += ["run", "long.toml", "--out", "out"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         while "round 10" not in process.stderr.readline():
             assert process.poll() is None
