@@ -52,7 +52,7 @@ def test_a_stopped_command_says_that_the_same_command_goes_on(tmp_path: Path) ->
     (tmp_path / "long.toml").write_text(TINY.replace("rounds = 2\n", "rounds = 100000\n"))
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"}
     heard = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # where the parent ignores it, too
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # though a parent may ignore it
     )
     command = [sys.executable, "-u", "-c", f"{heard}; from fedquit.cli import main; main()"]
     command += ["run", "long.toml", "--out", "out"]
