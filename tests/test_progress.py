@@ -51,9 +51,7 @@ def test_the_line_of_all_runs_has_the_time_that_is_left(capsys: pytest.CaptureFi
 def test_a_stopped_command_says_that_the_same_command_goes_on(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text(TINY.replace("rounds = 2\n", "rounds = 100000\n"))
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"}
-    heard = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # though a parent may ignore it
-    )
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # though a parent may ignore it
     command = [sys.executable, "-u", "-c", f"{heard}; from fedquit.cli import main; main()"]
     command += ["run", "long.toml", "--out", "out"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
