@@ -20,13 +20,7 @@ from fedquit.results.words import fixed
 from fedquit.running.recipe import Recipe, load
 from fedquit.running.runner import run
 
-SETTINGS = (
-    "train.rounds=8",
-    "recover.max_rounds=6",
-    "recover.until=rounds",
-    "evaluate.attacks=[]",
-    "request.0.clients=[2]",  # the largest
-)
+SETTINGS = ("recover.max_rounds=6", "evaluate.attacks=[]")
 BESIDE = ("fedquit", "natural")
 CLASSES = 10
 REFERENCES = {"original": "original", "retrained": "retrain"}  # rows that all runs share, and the names to show
@@ -35,7 +29,7 @@ REFERENCES = {"original": "original", "retrained": "retrain"}  # rows that all r
 def behaviour(
     method: Mapping[str, Any], folder: Path, findings: Findings, *, samples: bool = False
 ) -> list[BehaviourLine]:
-    """Run a method and those beside it on Fashion-MNIST: ten clients with skewed labels, of whom the largest leaves.
+    """Run a method and those beside it on Fashion-MNIST with wrong labels: one of four clients leaves.
 
     Args:
         method: the table `[method]` of a recipe.
@@ -50,7 +44,7 @@ def behaviour(
     name = str(method["name"])
     recipes = {other: _with(base, {"name": other}) for other in BESIDE if other != name}
     recipes["fedquit"] = base  # its rate is chosen for this data
-    recipes[name] = _with(base, method)
+    recipes[name] = _with(base, {**base.method, **method} if name == "fedquit" else method)
     attached: dict[str, Method] = {other: recipe.build_method() for other, recipe in recipes.items()}
     lines: list[BehaviourLine] = []
     for other, recipe in recipes.items():

@@ -107,7 +107,7 @@ def _costs(report: Report) -> Table:
 def _behaviour(report: Report) -> Table:
     from fedquit.results.words import fixed, scaled
 
-    title = "Fashion-MNIST, ten clients with skewed labels, the largest leaves (accuracies in %)"
+    title = "Fashion-MNIST with wrong labels, one of four clients leaves (accuracies in %)"
     table = Table(title=title, **LOOK)
     for name in ("method", "phase"):
         table.add_column(name, no_wrap=True)
