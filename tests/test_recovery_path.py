@@ -78,6 +78,8 @@ def test_what_follows_the_stop_is_a_longer_recovery_and_changes_nothing(tmp_path
     long = next(row for row in longer if row["phase"] == "recovered")
     assert [point["phase"] for point in first["path"][-5:]] == ["followed"] * 5
     assert accuracies(first["path"]) == accuracies(long["path"])
+    logs = [(tmp_path / name / "events.jsonl").read_text() for name in ("plain", "followed")]
+    assert logs[0] == logs[1], "the log is that of unlearning and recovery: the control's replies are not in it"
     assert first["test_acc_after_5"] == pytest.approx(sum(p["test_acc"] for p in first["path"][-5:]) / 5)
     same = [row for row in followed if row["phase"] != "natural"]
     for one, other in zip(plain, same, strict=True):
