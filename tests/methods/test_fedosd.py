@@ -185,6 +185,7 @@ def test_recovery_can_be_fedavg_with_weights() -> None:
     close(found.params, vec(3, 3))
     assert (found.clock, found.round, dict(found.kept)) == (5, 1, {})
     assert fed.asked[0].task.local == Local(LOCAL.epochs, LOCAL.batch_size, "sgd", LOCAL.lr / 16)
+    assert fed.asked[0].split == "retain", "samples that are to be forgotten are not learnt again"
 
 
 def test_projected_recovery_takes_no_step_back_and_keeps_each_client_s_length() -> None:
