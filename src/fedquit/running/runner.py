@@ -234,7 +234,8 @@ def _differences(a: Any, b: Any, where: str = "") -> Iterator[str]:  # noqa: ANN
 def versions() -> dict[str, str]:
     """What the results were computed with."""
     packages = {name: metadata.version(name) for name in ("numpy", "scipy", "scikit-learn", "safetensors")}
-    return {"fedquit": str(code_version()["version"]), "python": platform.python_version(), "torch": torch.__version__, **packages}
+    own = {"fedquit": str(code_version()["version"]), "python": platform.python_version(), "torch": torch.__version__}
+    return own | packages
 
 
 def _device_name(device: torch.device) -> str:
