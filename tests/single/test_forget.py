@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
@@ -23,6 +24,7 @@ from fedquit.inference import trace
 from fedquit.single.evidence import chance
 from fedquit.single.forgetting import NoRateError, forget
 from fedquit.single.methods import METHODS, random_label_losses
+from fedquit.single.training import Drawn
 
 CLASSES, WIDTH = 5, 16
 Pair = tuple[Tensor, Tensor]
@@ -171,7 +173,7 @@ def test_no_rate_is_named_where_the_test_does_not_catch_the_original(tmp_path: P
         ({"lr": "best"}, "lr is 'best'"),
         ({"rates": ()}, r"rates are \[\]"),
         ({"rates": (math.nan,)}, r"rates are \[nan\]"),
-        ({"method": "not", "retain": None}, "must be trained again"),
+        ({"method": "not", "retain": None}, "needs the data that stays"),
         ({"method": "ascent", "teacher": "min", "lr": 0.1}, "has no option 'teacher'"),
         ({"margin": 0.7, "lr": 0.1}, "the margin is 0.7"),
     ],
@@ -222,7 +224,7 @@ def test_other_methods_lower_the_forget_accuracy_and_differ_from_fedquit(method:
 
 
 def test_not_negates_the_first_layer_and_nothing_else() -> None:
-    student = METHODS["not"](original(), FORGET)
+    student = METHODS["not"].run(original(), FORGET, RETAIN, {"device": None}, {})
     pairs = list(zip(original().parameters(), student.parameters(), strict=True))
     assert torch.equal(pairs[0][1], -pairs[0][0])
     assert all(torch.equal(old, new) for old, new in pairs[1:])
@@ -230,19 +232,80 @@ def test_not_negates_the_first_layer_and_nothing_else() -> None:
     assert result.recovered is not None
     assert result.recovered.accuracy["test"] > result.unlearned.accuracy["test"]
     with pytest.raises(InputError, match="no trainable layer with weights"):
-        METHODS["not"](nn.BatchNorm1d(3), FORGET)
+        METHODS["not"].run(nn.BatchNorm1d(3), FORGET, RETAIN, {"device": None}, {})
 
 
 def test_random_labels_are_drawn_evenly_from_the_wrong_classes() -> None:
     targets = torch.full((40_000,), 2)
     losses = random_label_losses(
-        torch.eye(4).log_softmax(-1)[0].expand(40_000, 4), targets, torch.Generator().manual_seed(0)
+        torch.eye(4).log_softmax(-1)[0].expand(40_000, 4), targets, Drawn(torch.Generator().manual_seed(0))
     )
     values, counts = losses.unique(return_counts=True)
     assert len(values) == 2, "class 0, or one of the two other wrong ones: never the true class, which would look alike"
     share = float(counts.min()) / len(targets)
     assert abs(share - 1 / 3) < 3 * math.sqrt(2 / 9 / len(targets))
     assert float(values[0]) == pytest.approx(float(-torch.eye(4).log_softmax(-1)[0][0]))
+
+
+def test_scrub_alternates_steps_away_from_the_teacher_and_back() -> None:
+    """Against a loop of its own, with one step in each epoch."""
+    leave, stay = sample(5, 20), sample(6, 30)
+    student = copy.deepcopy(original())
+    for step in range(3):
+        for maximise, (x, y) in ((True, leave), (False, stay)):
+            if maximise and step == 2:
+                continue
+            optimizer = torch.optim.Adam(student.parameters(), lr=1e-3, weight_decay=5e-4)
+            with torch.no_grad():
+                taught = (original()(x) / 4).log_softmax(-1)
+            logits = student(x)
+            far = 16 * (taught.exp() * (taught - (logits / 4).log_softmax(-1))).sum(-1).mean()
+            loss = -far if maximise else 0.001 * far + 0.99 * cross_entropy(logits, y)
+            student.zero_grad()
+            loss.backward()
+            optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        result = forget(original(), leave, stay, method="scrub", lr=1e-3, recover_lr=1e-3, recover_epochs=0)
+    for ours, plain in zip(result.model.parameters(), student.parameters(), strict=True):
+        assert torch.allclose(ours, plain, atol=1e-5)
+    with pytest.raises(InputError, match="more max_steps than min_steps"):
+        given(method="scrub", lr=3e-3, max_steps=4)
+
+
+def test_dampening_scales_what_matters_more_to_the_forget_data() -> None:
+    """Against the formula, with the squared gradient of each example from a loop of its own."""
+    model = nn.Sequential(nn.Linear(WIDTH, CLASSES), nn.Linear(CLASSES, CLASSES).requires_grad_(False))
+    forget_data, retain_data = sample(5, 12), sample(6, 20)
+
+    def fisher(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for one, label in zip(x, y, strict=True):
+            model.zero_grad()
+            cross_entropy(model(one[None]), label[None]).backward()
+            for name, p in model.named_parameters():
+                if p.grad is not None:
+                    found[name] = found.get(name, torch.zeros_like(p)) + p.grad**2 / len(x)
+        return found
+
+    own, others = fisher(*forget_data), fisher(*retain_data)
+    model.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        result = forget(model, forget_data, retain_data, method="ssd", alpha=1.2, recover_lr=1e-3, recover_epochs=0)
+    assert result.lr is None
+    changed = 0
+    for name, new in result.model.named_parameters():
+        old = dict(model.named_parameters())[name]
+        if name not in own:
+            assert torch.equal(old, new)
+            continue
+        factor = torch.where(own[name] > 1.2 * others[name], (others[name] / own[name]).clamp(max=1), torch.ones(()))
+        assert torch.allclose(new, factor * old, atol=1e-6)
+        changed += int((factor < 1).sum())
+    assert changed > 5
+    with pytest.raises(InputError, match="batch_size=1"):
+        forget(model, DataLoader(TensorDataset(*forget_data), batch_size=4), retain_data, method="ssd", recover_lr=1e-3)
 
 
 # ---- scoring as people have their data

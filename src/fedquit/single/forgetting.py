@@ -43,7 +43,7 @@ class Forgotten:
     Attributes:
         model: the model to go on with: recovered where retain data was given, else as unlearning left it.
         method: the name of the method.
-        lr: the rate of the unlearning.
+        lr: the rate of the unlearning; None for a method without one.
         before: evidence on the given model.
         unlearned: evidence right after the unlearning.
         recovered: evidence after the recovery; None without one.
@@ -55,7 +55,7 @@ class Forgotten:
 
     model: nn.Module = field(repr=False)
     method: str
-    lr: float
+    lr: float | None
     before: Evidence
     unlearned: Evidence
     recovered: Evidence | None
@@ -99,7 +99,8 @@ class Forgotten:
             aucs = "".join(f"{e.null.auc.value:>11.3f}" if e.null else f"{'':>11}" for e in shown.values())
             lines.append(f"{'AUC':<12}{'':>10}{aucs}")
         lines.append(f"{self.verdict}: {self.evidence.reason}")
-        lines.append(f"{self.method}, lr {self.lr:g}, {self.seconds:.1f} s")
+        rate = "" if self.lr is None else f", lr {self.lr:g}"
+        lines.append(f"{self.method}{rate}, {self.seconds:.1f} s")
         return "\n".join([*lines, *self.notes])
 
     def report(self, path: Path | str) -> Path:
@@ -154,8 +155,8 @@ def forget(
         holdout: data of the same kind as `forget` that was never trained on, from a random split: what the verdict and
             the choice of the rate compare with.
         test: test data, for the table.
-        method: `fedquit`, `ascent`, `random-labels` or `not`.
-        lr: of the unlearning; `auto` tries `rates`.
+        method: `fedquit`, `ascent`, `random-labels`, `not`, `scrub` or `ssd`.
+        lr: of the unlearning; `auto` tries `rates`. `not` and `ssd` have none.
         rates: to try.
         epochs: passes of the unlearning over the forget data.
         batch_size: samples per step; a DataLoader has its own.
@@ -177,14 +178,16 @@ def forget(
         device: where to work; by default where the model's parameters are.
         callback: is told of each step of the unlearning; when it returns True, that step was the last.
         progress: show bars with the time left.
-        options: of FedQUIT: `teacher`, `loss`, and the teacher's own.
+        options: of the method: of FedQUIT `teacher`, `loss`, and the teacher's own; of SCRUB `max_steps`, `min_steps`,
+            `alpha`, `gamma`, `temperature`; of `ssd` `alpha` and `dampening`.
 
     Raises:
         NoRateError: if no rate can be recommended; it says why, and has the table of all rates.
         InputError: for anything that cannot be used.
     """
     began = time.monotonic()
-    make = lookup(METHODS, method, "method")
+    chosen = lookup(METHODS, method, "method")
+    own = chosen.checked(method, options)
     reading: dict[str, Any] = {
         "forward": forward,
         "labels": labels,
@@ -195,13 +198,21 @@ def forget(
         "device": device,
     }
     _check_given(method, lr, retain, holdout, recover_lr)
+    how: dict[str, Any] = reading | {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "optimizer": optimizer,
+        "norm": norm,
+        "dropout": dropout,
+        "autocast": autocast,
+        "seed": seed,
+        "callback": callback,
+        "progress": progress,
+    }
     sets = {"forget": forget, "holdout": holdout, "retain": retain, "test": test}
 
-    def unlearned_with(rate: float) -> nn.Module:
-        return make(
-            model, forget, lr=rate, epochs=epochs, batch_size=batch_size, optimizer=optimizer, norm=norm,
-            dropout=dropout, autocast=autocast, seed=seed, callback=callback, progress=progress, **reading, **options,
-        )  # fmt: skip
+    def unlearned_with(rate: float | None) -> nn.Module:
+        return chosen.run(model, forget, retain, how | ({} if rate is None else {"lr": rate}), own)
 
     def recovered_from(student: nn.Module) -> nn.Module | None:
         if retain is None or recover_epochs == 0:
@@ -218,18 +229,13 @@ def forget(
     found = judged(model, None)
     before = Evidence(found.scores, null_of(found.scores, found, margin))  # the given model is its own original
     sweep: Sweep | None = None
-    rate = lr
-    if lr == "auto":
-        if METHODS[method] is METHODS["not"]:
-            rate = rates[0]  # it takes no step
-        else:
-            sweep = _swept(rates, before, unlearned_with, recovered_from, judged)
-            if sweep.chosen is None:
-                raise NoRateError(
-                    f"no rate can be recommended: {sweep.reason}. Give lr=… to choose one yourself.", sweep
-                )
-            rate = sweep.chosen.lr
-    student = unlearned_with(float(rate))
+    rate = float(lr) if chosen.has_rate and lr != "auto" else None
+    if chosen.has_rate and rate is None:
+        sweep = _swept(rates, before, unlearned_with, recovered_from, judged)
+        if sweep.chosen is None:
+            raise NoRateError(f"no rate can be recommended: {sweep.reason}. Give lr=… to choose one yourself.", sweep)
+        rate = sweep.chosen.lr
+    student = unlearned_with(rate)
     unlearned = judged(student, before)
     repaired = recovered_from(student)
     recovered = judged(repaired, before) if repaired is not None else None
@@ -239,7 +245,7 @@ def forget(
     for note in notes:
         warnings.warn(note, stacklevel=2)
     seconds = time.monotonic() - began
-    return Forgotten(final, method, float(rate), before, unlearned, recovered, sweep, unmoved, notes, seconds)
+    return Forgotten(final, method, rate, before, unlearned, recovered, sweep, unmoved, notes, seconds)
 
 
 def _check_given(
@@ -247,17 +253,18 @@ def _check_given(
 ) -> None:
     if lr != "auto" and not is_rate(lr):
         raise InputError(f"lr is {lr!r} and has to be 'auto' or a finite number above 0, such as 1e-4.")
-    if lr == "auto" and holdout is None and method != "not":
+    chosen = METHODS[method]
+    if lr == "auto" and holdout is None and chosen.has_rate:
         raise InputError(
             "lr='auto' compares the forget data with a hold-out, and none was given: give holdout=…, data of the same "
             "kind that was never trained on, or a rate such as lr=1e-4."
         )
+    if chosen.needs_retain and retain is None:
+        raise InputError(f"the method {method!r} needs the data that stays: give retain=… and recover_lr=….")
     if retain is not None and recover_lr is None:
         raise InputError(
-            "retain is given, and recovery needs a rate: give recover_lr=…, the rate that training ended with."
+            "retain is given, and recovery needs a rate: give recover_lr=…, that with which training ended."
         )
-    if method == "not" and retain is None:
-        raise InputError("the method 'not' leaves a model that must be trained again: give retain=… and recover_lr=….")
 
 
 def _swept(

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedquit.distill.batches import Collate, Data, Forward, Labels
 from fedquit.distill.stepping import NewOptimizer
 from fedquit.distill.unlearning import Callback
-from fedquit.single.training import trained_copy
+from fedquit.single.training import Drawn, trained_copy
 
 
 def recover(
@@ -92,6 +92,6 @@ def recover(
     )
 
 
-def cross_entropy_losses(logits: Tensor, targets: Tensor, _generator: torch.Generator) -> Tensor:
+def cross_entropy_losses(logits: Tensor, targets: Tensor, _drawn: Drawn) -> Tensor:
     """Ordinary training's loss of each label."""
     return cross_entropy(logits, targets, reduction="none")
