@@ -20,7 +20,9 @@ import fedquit
 
 API: dict[str, list[str]] = {
     "fedquit": [
+        "Evidence",
         "FedquitError",
+        "Forgotten",
         "InputError",
         "NoExamplesError",
         "NonFiniteError",
@@ -28,6 +30,9 @@ API: dict[str, list[str]] = {
         "StoreError",
         "UnknownNameError",
         "__version__",
+        "evaluate",
+        "forget",
+        "recover",
         "unlearn",
         "virtual_logits",
     ],
@@ -84,6 +89,7 @@ API: dict[str, list[str]] = {
     "fedquit.audit.attacks": ["ATTACKS", "REFERENCE_ATTACKS", "Attack"],
     "fedquit.running": ["Recipe", "Setup", "build_setup", "load"],
     "fedquit.studies": ["Candidate", "Sweep", "sweep_rates"],
+    "fedquit.single": ["Evidence", "Forgotten", "NoRateError", "evaluate", "forget", "recover"],
     "fedquit.check": ["PartResult", "Report", "Violation", "check_method"],
     "fedquit.flower": ["ClientData", "ServerConfig", "erasable", "serve"],
     "fedquit.results": [
@@ -105,7 +111,7 @@ API: dict[str, list[str]] = {
 }
 LAZY = (
     *("fedquit", "fedquit.distill", "fedquit.audit", "fedquit.running"),
-    *("fedquit.studies", "fedquit.check", "fedquit.flower"),
+    *("fedquit.studies", "fedquit.check", "fedquit.flower", "fedquit.single"),
 )
 RESERVED = {"forget", "unlearn", "recover", "evaluate", "run", "compare", "study"}  # for functions of the API
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from fedquit.distill.unlearning import OPTIMIZERS, unlearn
+from fedquit.distill.stepping import OPTIMIZERS
+from fedquit.distill.unlearning import unlearn
 from fedquit.distill.virtual_teacher import TEACHERS, virtual_logits
 from fedquit.errors import InputError, NonFiniteError, UnknownNameError
 
@@ -403,7 +404,7 @@ X, Y = forget()
         (TensorDataset(X[:0], Y[:0]), "the data is empty"),
         (DataLoader(TensorDataset(X[:0], Y[:0])), "the data is empty"),
         (DataLoader(TensorDataset(X, Y), batch_size=99, drop_last=True), "the data is empty"),
-        ((X, Y[:4]), r"x has shape \(10, 3\) and y has shape \(4,\)"),
+        ((X, Y[:4]), r"the shapes \(10, 3\) and \(4,\): their first dimensions must be equal"),
         ((X, Y.double()), "labels are torch.float64"),
         ((X, Y.bool()), "labels are torch.bool"),
         ((X, Y + 1), "labels run from . to 4, but the logits have 4 classes"),
@@ -412,11 +413,14 @@ X, Y = forget()
         ((X, Y, Y), "a tuple of Tensor, Tensor, Tensor"),
         ((X, Y.tolist()), "a tuple of Tensor, list"),
         (X, "data is a Tensor"),
-        ({"x": X, "y": Y}, "data is a dict.*wrap"),
+        ({"x": X, "y": Y}, "a batch is a dict of x, y without 'labels': name the key"),
         (iter([(X, Y)]), "data is a list_iterator"),
         (Stream(X, Y), "pass it inside a DataLoader"),
-        ([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)], "a batch is a dict: wrap"),
-        (DataLoader([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]), "a batch is a dict: wrap"),  # type: ignore[arg-type]
+        ([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)], "a dict of x, y without 'labels': name the key"),
+        (
+            DataLoader([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]),  # type: ignore[arg-type]
+            "a dict of x, y without 'labels': name the key",
+        ),
         (TensorDataset(X), "a batch is a list of Tensor: wrap"),
     ],
 )
@@ -466,7 +470,7 @@ class Returns(nn.Module):
 
     def forward(self, x: Tensor) -> object:
         logits = self.layer(x)
-        return {"tuple": (logits, logits), "dict": {"logits": logits}, "int": logits.long(), "one": logits[:, :1]}[
+        return {"tuple": (logits, logits), "dict": {"scores": logits}, "int": logits.long(), "one": logits[:, :1]}[
             self.kind
         ]
 
@@ -475,7 +479,7 @@ class Returns(nn.Module):
     ("kind", "says"),
     [
         ("tuple", "returns a tuple of Tensor, Tensor: it must return logits"),
-        ("dict", "returns a dict: it must return logits"),
+        ("dict", "returns a dict of scores: it must return logits"),
         ("int", "logits are torch.int64"),
         ("one", "at least 2 classes"),
     ],

@@ -3,6 +3,7 @@
 
 For a PyTorch model and a forget set, without any federation:
 
+    result = fedquit.forget(model, forget_set, retain_set, holdout_set, recover_lr=1e-3)
     unlearned = fedquit.unlearn(model, forget_set, lr=1e-4)
     z_virt = fedquit.virtual_logits(logits, labels, teacher="min")
 
@@ -26,10 +27,17 @@ if TYPE_CHECKING:
     from fedquit.errors import RequestError as RequestError
     from fedquit.errors import StoreError as StoreError
     from fedquit.errors import UnknownNameError as UnknownNameError
+    from fedquit.single.evidence import Evidence as Evidence
+    from fedquit.single.evidence import evaluate as evaluate
+    from fedquit.single.forgetting import Forgotten as Forgotten
+    from fedquit.single.forgetting import forget as forget
+    from fedquit.single.recovery import recover as recover
 
 __version__ = "0.1.0"
 __all__ = [
+    "Evidence",
     "FedquitError",
+    "Forgotten",
     "InputError",
     "NoExamplesError",
     "NonFiniteError",
@@ -37,6 +45,9 @@ __all__ = [
     "StoreError",
     "UnknownNameError",
     "__version__",
+    "evaluate",
+    "forget",
+    "recover",
     "unlearn",
     "virtual_logits",
 ]
@@ -47,6 +58,9 @@ if not TYPE_CHECKING:
         {
             "fedquit.distill.unlearning": ["unlearn"],
             "fedquit.distill.virtual_teacher": ["virtual_logits"],
+            "fedquit.single.evidence": ["Evidence", "evaluate"],
+            "fedquit.single.forgetting": ["Forgotten", "forget"],
+            "fedquit.single.recovery": ["recover"],
             "fedquit.errors": [
                 "FedquitError",
                 "InputError",

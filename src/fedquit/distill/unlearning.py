@@ -10,42 +10,40 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.nn.modules.batchnorm import _NormBase
 
+from fedquit.distill.batches import Batches, Collate, Data, Forward, Labels, Reader, mapped, refuse_probabilities
 from fedquit.distill.losses import LOSSES, distillation_loss
+from fedquit.distill.stepping import NewOptimizer, Steps, new_optimizer
 from fedquit.distill.virtual_teacher import check_labels, checked_options
 from fedquit.errors import InputError, NonFiniteError
 from fedquit.utils.names import lookup
 
-Data = Dataset[Any] | DataLoader[Any] | tuple[Tensor, Tensor]
+Callback = Callable[["Step"], object]
 
 
-def adam(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """The paper's optimizer for convolutional networks."""
-    return torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.999), eps=1e-7)
+@dataclass(frozen=True)
+class Step:
+    """What a callback is told after each step.
 
+    Attributes:
+        model: the module that learns, in its training mode; it must not be changed.
+        step: steps so far.
+        epoch: passes over the data that are over; None where the data does not know its length.
+        loss: of this step's batch, before the step.
+    """
 
-def adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """The paper's optimizer for transformers, with the weight decay that Keras has by default."""
-    return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.999), eps=1e-7, weight_decay=0.004)
-
-
-def sgd(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """Plain steps without momentum: the optimizer that the paper's bound on the drift is about."""
-    return torch.optim.SGD(parameters, lr=lr)
-
-
-OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
-    "adam": adam,
-    "adamw": adamw,
-    "sgd": sgd,
-}
+    model: nn.Module
+    step: int
+    epoch: float | None
+    loss: float
 
 
 def unlearn(
@@ -57,9 +55,19 @@ def unlearn(
     batch_size: int = 32,
     teacher: str = "min",
     loss: str = "kl",
-    optimizer: str = "adam",
+    optimizer: str | NewOptimizer = "adam",
+    forward: Forward | None = None,
+    labels: Labels | None = None,
+    shift: bool | Literal["auto"] = "auto",
+    class_dim: int = -1,
+    ignore_index: int = -100,
+    collate: Collate | None = None,
+    norm: Literal["train", "frozen"] = "train",
+    dropout: bool = True,
+    autocast: torch.dtype | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
+    callback: Callback | None = None,
     progress: bool = False,
     **teacher_options: float,
 ) -> nn.Module:
@@ -67,24 +75,38 @@ def unlearn(
 
     The teacher is the given model in evaluation mode. The student learns in training mode, as the
     authors have it: its dropout is active and its BatchNorm statistics move. It is returned in the
-    modes the given model was in, and parameters that do not require a gradient stay as they are. No
+    modes the given model was in, and parameters that do not require a gradient stay as they are.
+    Parameters in half precision learn through float32 copies and come back in their own type. No
     global random state is read or changed: the same seed gives the same student.
 
     Args:
-        model: any module that maps a batch to logits `(B, C)` or `(B, T, C)`, or to an object with
-            `.logits`.
-        data: what to forget: a map-style dataset of pairs (x, y), a tuple (x, y) of tensors, or a
-            DataLoader of such pairs, whose own batches are then taken. The last batch may be a
-            small one; none is dropped.
+        model: any module that maps a batch to logits `(B, C)`, `(B, T, C)` or, with `class_dim`,
+            `(B, C, H, W)`, or to an object with `.logits`.
+        data: what to forget: a map-style dataset, a pair (inputs, labels) or a mapping of tensors,
+            or a DataLoader, whose own batches are then taken. Inputs are a tensor, a list or a
+            mapping. The last batch may be a small one; none is dropped.
         lr: the learning rate.
         epochs: passes over the data.
         batch_size: samples per step; a DataLoader has its own.
         teacher: a name from `fedquit.distill.virtual_teacher.TEACHERS`.
         loss: a name from `fedquit.distill.losses.LOSSES`.
-        optimizer: `adam`, `adamw` or `sgd`.
+        optimizer: `adam`, `adamw` or `sgd`; a class of `torch.optim`; or (parameters, lr) -> optimizer.
+        forward: (model, batch) -> logits, for batches or outputs of another form.
+        labels: the key of the labels in a mapping, or (batch) -> labels; by default `labels` or
+            `label`, or the second of a pair.
+        shift: whether the logits at a position are of the next label; `auto`: for Hugging Face's
+            causal language models.
+        class_dim: the dimension of the classes in the logits; 1 for segmentation.
+        ignore_index: a label that is left out; the loss is the mean over the others, and a batch
+            that has none takes no step.
+        collate: makes a batch of a list of a dataset's samples; by default torch's.
+        norm: `frozen` keeps the statistics of BatchNorm.
+        dropout: whether the student's dropout is active.
+        autocast: torch.bfloat16 or torch.float16 computes a float32 model's passes in it.
         seed: fixes the order of the samples, dropout, and the labels of the teacher `random`.
         device: where to work and where the student is returned; by default where the model's
             parameters are.
+        callback: is told of each step; when it returns True, that step was the last.
         progress: show a bar with the time left.
         teacher_options: `v` of the teacher `fixed`, `tau` of `temperature`, `k` of `topk`.
 
@@ -98,66 +120,61 @@ def unlearn(
     """
     settings = checked_options(teacher, teacher_options)
     lookup(LOSSES, loss, "loss")
-    new_optimizer = lookup(OPTIMIZERS, optimizer, "optimizer")
-    if not is_rate(lr):
-        raise InputError(f"lr is {lr} and has to be a finite number above 0, such as 1e-4.")
+    make = new_optimizer(optimizer, check_rate(lr))
     check_count("epochs", epochs)
     check_count("batch_size", batch_size)
-    place = torch.device(device) if device is not None else next((p.device for p in model.parameters()), CPU)
+    place = place_of(model, device)
 
     generator = torch.Generator().manual_seed(seed)
-    batches = Batches(as_pair(data), epochs, batch_size, generator)
-    original = copy.deepcopy(model).to(place).eval()
-    student = copy.deepcopy(model).to(place).train()
-    student.zero_grad(set_to_none=True)
-    trainable = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    if not trainable:
-        raise InputError("the model has no parameter that requires a gradient, so nothing can be unlearned: thaw some.")
-    optimizing = new_optimizer(trainable, lr)
+    batches = Batches(data, epochs, batch_size, generator, collate)
+    reader = Reader(model, forward=forward, labels=labels, shift=shift, class_dim=class_dim, ignore_index=ignore_index)
+    original = copied(model, place).eval()
+    student = learner(copied(model, place), norm=norm, dropout=dropout)
+    steps = Steps(student, make)
 
-    with own_randomness(seed, place), torch.enable_grad():
-        for x, y in with_progress(batches) if progress else batches:
-            inputs, labels = x.to(place), y.to(place)
-            with torch.no_grad():
-                global_logits = logits_of(original(inputs))
-            check_labels(labels, global_logits)
-            if not global_logits.isfinite().all():
-                raise NonFiniteError("the given model returns non-finite logits: check its weights and the data.")
-            losses = distillation_loss(
-                student_logits(student, inputs),
-                global_logits,
-                labels,
-                torch.rand(labels.shape, generator=generator).to(place),
-                teacher=teacher,
-                loss=loss,
-                **settings,
-            )
-            optimizing.zero_grad()
-            losses.mean().backward()
-            optimizing.step()
+    def losses_of(batch: object) -> Tensor | None:
+        inputs, targets = reader.split(batch)
+        with torch.no_grad():
+            global_logits = reader.logits(original, inputs)
+        kept = reader.kept(targets)
+        u = torch.rand(targets.shape, generator=generator).to(place)
+        if kept is not None:
+            if targets.shape != global_logits.shape[:-1]:
+                check_labels(targets, global_logits)
+            global_logits, targets, u = global_logits[kept], targets[kept], u[kept]
+            if not len(targets):
+                return None
+        check_labels(targets, global_logits)
+        if not global_logits.isfinite().all():
+            raise NonFiniteError("the given model returns non-finite logits: check its weights and the data.")
+        if not steps.taken:
+            refuse_probabilities(global_logits)
+        logits = student_logits(reader, student, inputs)
+        logits = logits if kept is None else logits[kept]
+        return distillation_loss(logits, global_logits, targets, u, teacher=teacher, loss=loss, **settings)
 
+    take_steps(
+        steps, losses_of, batches, student, seed=seed, place=place, autocast=autocast, callback=callback,
+        title="Unlearning" if progress else "",
+    )  # fmt: skip
     if not all(weight.isfinite().all() for weight in (*student.parameters(), *student.buffers())):
         raise NonFiniteError(f"the student's weights are no longer finite after unlearning with lr={lr}: lower it.")
-    student.zero_grad(set_to_none=True)
-    for copied, given in zip(student.modules(), model.modules(), strict=True):
-        copied.training = given.training
-    return student
+    return as_given(student, model)
 
 
 CPU = torch.device("cpu")
-EMPTY = "the data is empty: give at least one sample to forget."
-WRAP = "wrap the data so that it gives pairs (x, y) of an input tensor and integer labels"
+
+
+def check_rate(lr: float) -> float:
+    """Return a finite rate above 0; raise an InputError for any other."""
+    if not is_rate(lr):
+        raise InputError(f"lr is {lr} and has to be a finite number above 0, such as 1e-4.")
+    return lr
 
 
 def is_rate(lr: object) -> bool:
     """Whether `lr` is a finite number above 0."""
     return isinstance(lr, int | float) and math.isfinite(lr) and lr > 0
-
-
-def as_pair(data: Any) -> Data:  # noqa: ANN401 - whatever somebody gives
-    """Return a list [x, y] of two tensors as the tuple (x, y), and all else as it is."""
-    pair = isinstance(data, list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
-    return tuple(data) if pair else data
 
 
 def check_count(name: str, count: object) -> None:
@@ -166,92 +183,122 @@ def check_count(name: str, count: object) -> None:
         raise InputError(f"{name} is {count!r} and has to be an integer of at least 1.")
 
 
-class Batches:
-    """All batches of all epochs, as pairs (x, y)."""
+def place_of(model: nn.Module, device: torch.device | str | None = None) -> torch.device:
+    """The device that is asked for, or that of the model's parameters.
 
-    def __init__(self, data: Data, epochs: int, batch_size: int, generator: torch.Generator) -> None:
-        self.data = data
-        self.epochs = epochs
-        self.orders = list[Tensor]()  # the positions of each batch
-        if isinstance(data, DataLoader):
-            return
-        if isinstance(data, IterableDataset):
-            raise InputError("an IterableDataset has no length to shuffle over: pass it inside a DataLoader.")
-        if isinstance(data, tuple):
-            check_pair(data)
-            if data[0].ndim == 0 or data[0].shape[:1] != data[1].shape[:1]:
-                raise InputError(
-                    f"x has shape {tuple(data[0].shape)} and y has shape {tuple(data[1].shape)}: "
-                    "their first dimensions must be equal, one label for each sample."
-                )
-        elif isinstance(data, Tensor | Mapping) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise InputError(f"data is a {type(data).__name__}: {WRAP}, as a Dataset, a DataLoader or one tuple.")
-        size = len(data[0]) if isinstance(data, tuple) else len(data)  # type: ignore[arg-type]
-        if size == 0:
-            raise InputError(EMPTY)
-        # All orders are drawn before anything else, so that the batches depend on the seed alone.
-        orders = [torch.randperm(size, generator=generator) for _ in range(epochs)]
-        self.orders = [order[start : start + batch_size] for order in orders for start in range(0, size, batch_size)]
-
-    def __len__(self) -> int:
-        return self.epochs * len(self.data) if isinstance(self.data, DataLoader) else len(self.orders)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        if isinstance(self.data, DataLoader):
-            for _ in range(self.epochs):
-                empty = True
-                for batch in self.data:
-                    empty = False
-                    yield check_pair(batch)
-                if empty:
-                    raise InputError(EMPTY)
-        elif isinstance(self.data, tuple):
-            for order in self.orders:
-                yield self.data[0][order], self.data[1][order]
-        else:
-            for order in self.orders:
-                yield check_pair(default_collate([self.data[i] for i in order.tolist()]))
+    Raises:
+        InputError: for a device that is not there, or a module that cannot be copied.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("the model is a TorchScript module, whose parameters cannot be copied: give the nn.Module.")
+    if device is None:
+        return next((p.device for p in model.parameters()), CPU)
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"the device {str(device)!r} is not there: give one that is, such as 'cpu'.") from error
+    return place
 
 
-def check_pair(batch: object) -> tuple[Tensor, Tensor]:
-    """Return the batch if it is a pair of tensors that are not empty; raise an InputError otherwise."""
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        x, y = batch
-        if isinstance(x, Tensor) and isinstance(y, Tensor):
-            if y.numel() == 0:
-                raise InputError(EMPTY)
-            return x, y
-    raise InputError(f"a batch is {describe(batch)}: {WRAP}.")
+def copied(model: nn.Module, place: torch.device) -> nn.Module:
+    """A copy of a module on a device, without gradients."""
+    copy_of = copy.deepcopy(model).to(place)
+    copy_of.zero_grad(set_to_none=True)
+    return copy_of
 
 
-def describe(thing: object) -> str:
-    """Return the types in a batch or an output as a phrase for an error."""
-    if isinstance(thing, tuple | list):
-        return f"a {type(thing).__name__} of {', '.join(type(part).__name__ for part in thing) or 'nothing'}"
-    return f"a {type(thing).__name__}"
+def learner(model: nn.Module, *, norm: str, dropout: bool) -> nn.Module:
+    """Put a module into training mode.
+
+    Args:
+        model: the module.
+        norm: `train`, or `frozen`: BatchNorm uses its statistics and keeps them.
+        dropout: whether dropout is active.
+    """
+    if norm not in ("train", "frozen"):
+        raise InputError(f"norm is {norm!r}: choose 'train' or 'frozen'.")
+    model.train()
+    for module in model.modules():
+        if (norm == "frozen" and isinstance(module, _NormBase)) or (
+            not dropout and isinstance(module, nn.modules.dropout._DropoutNd)
+        ):
+            module.eval()
+    return model
 
 
-def logits_of(output: object) -> Tensor:
-    """Return the logits in what a model returned: the tensor itself, or its attribute `.logits`."""
-    logits = getattr(output, "logits", output)
-    if isinstance(logits, Tensor):
-        return logits
-    raise InputError(
-        f"the model returns {describe(output)}: it must return logits, or an object with them as `.logits`."
-    )
+def as_given(student: nn.Module, model: nn.Module) -> nn.Module:
+    """A student without gradients, in the modes of the model it was copied from."""
+    student.zero_grad(set_to_none=True)
+    for one, given in zip(student.modules(), model.modules(), strict=True):
+        one.training = given.training
+    return student
 
 
-def student_logits(student: nn.Module, inputs: Tensor) -> Tensor:
+def student_logits(reader: Reader, student: nn.Module, inputs: object) -> Tensor:
     """Return the student's logits; explain the error where one sample alone cannot pass BatchNorm."""
     try:
-        return logits_of(student(inputs))
+        return reader.logits(student, inputs)
     except ValueError as error:
         if "more than 1 value per channel" in str(error):
             raise InputError(
                 "a batch of one sample cannot pass BatchNorm in training mode: "
-                "choose a batch_size that does not leave one sample over."
+                "choose a batch_size that does not leave one sample over, or norm='frozen'."
             ) from error
         raise
+
+
+def take_steps(
+    steps: Steps,
+    losses_of: Callable[[Any], Tensor | None],
+    batches: Batches,
+    model: nn.Module,
+    *,
+    seed: int,
+    place: torch.device,
+    autocast: torch.dtype | None = None,
+    callback: Callback | None = None,
+    title: str = "",
+) -> None:
+    """Take a step for each batch.
+
+    Args:
+        steps: the optimizer.
+        losses_of: the losses of a batch, whose mean is taken; None for a batch that has none.
+        batches: all of them.
+        model: that learns, for the callback.
+        seed: of dropout.
+        place: the device.
+        autocast: the type in which passes are computed; None for the model's own.
+        callback: is told of each step, and may end them.
+        title: of a progress bar; empty for none.
+    """
+    total = _length(batches)
+    each = total / batches.epochs if total else None
+    with own_randomness(seed, place), torch.enable_grad():
+        for batch in with_progress(batches, title) if title else batches:
+            with _autocast(autocast, place):
+                losses = losses_of(mapped(batch, lambda tensor: tensor.to(place)))
+            if losses is None:
+                continue
+            mean = losses.mean()
+            steps.take(mean)
+            if callback:
+                epoch = steps.taken / each if each else None
+                if callback(Step(model, steps.taken, epoch, float(mean.detach()))) is True:
+                    return
+
+
+def _autocast(dtype: torch.dtype | None, place: torch.device) -> AbstractContextManager[object]:
+    return nullcontext() if dtype is None else torch.autocast(place.type, dtype)
+
+
+def _length(batches: Batches) -> int | None:
+    """How many batches there are; None where a DataLoader over an IterableDataset does not know."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None
 
 
 @contextmanager
@@ -267,13 +314,9 @@ def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def with_progress(batches: Batches) -> Iterable[tuple[Tensor, Tensor]]:
+def with_progress(batches: Batches, title: str) -> Iterable[Any]:
     """Yield the batches and show a progress bar on the standard error stream."""
     from rich.console import Console
     from rich.progress import track
 
-    try:
-        total = len(batches)
-    except TypeError:  # a DataLoader over an IterableDataset does not know
-        total = None
-    return track(batches, "Unlearning", total=total, console=Console(stderr=True))
+    return track(batches, title, total=_length(batches), console=Console(stderr=True))

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from fedquit import __version__
 from fedquit.audit.evaluation import Evaluation
 from fedquit.audit.metrics.relearn import relearn_time
 from fedquit.core import ClientId, Params, Request, State
@@ -235,7 +234,8 @@ def _differences(a: Any, b: Any, where: str = "") -> Iterator[str]:  # noqa: ANN
 def versions() -> dict[str, str]:
     """What the results were computed with."""
     packages = {name: metadata.version(name) for name in ("numpy", "scipy", "scikit-learn", "safetensors")}
-    return {"fedquit": __version__, "python": platform.python_version(), "torch": torch.__version__, **packages}
+    own = {"fedquit": str(code_version()["version"]), "python": platform.python_version(), "torch": torch.__version__}
+    return own | packages
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches as people have them, and how a model reads one.
+
+A batch is a pair (inputs, labels), where the inputs are a tensor, a list for `model(*inputs)` or a mapping for
+`model(**inputs)`; or one mapping that holds the labels under a key of their own, as Hugging Face has it. A hook
+`forward(model, batch)` reads anything else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from fedquit.errors import InputError
+
+Data = Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | Mapping[str, Any] | Sequence[Any]
+Forward = Callable[[nn.Module, Any], object]
+Labels = str | Callable[[Any], Tensor]
+Collate = Callable[[list[Any]], Any]
+
+IGNORE = -100  # the label that PyTorch's and Hugging Face's losses leave out
+LABEL_KEYS = ("labels", "label")
+CAUSAL = ("ForCausalLM", "LMHeadModel")  # how Hugging Face names models whose logits are of the next token
+EMPTY = "the data is empty: give at least one sample."
+WRAP = (
+    "wrap the data so that it gives pairs (inputs, labels), or mappings with integer `labels`; "
+    "`forward` and `labels` read any other batch"
+)
+
+
+class Batches:
+    """All batches of all epochs.
+
+    Args:
+        data: a map-style dataset, a pair (inputs, labels) or a mapping of tensors with the same first dimension, or a
+            DataLoader, whose own batches are taken.
+        epochs: passes over it.
+        batch_size: samples in a batch; a DataLoader has its own.
+        generator: shuffles each epoch; None keeps the order.
+        collate: makes one batch of a list of samples; torch's `default_collate` if it is not given.
+
+    Raises:
+        InputError: for data that is empty or is none of these.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        epochs: int,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        collate: Collate | None = None,
+    ) -> None:
+        self.data = as_pair(data)
+        self.epochs = epochs
+        self.collate = collate or default_collate
+        self.orders = list[Tensor]()  # the positions of each batch
+        if isinstance(self.data, DataLoader):
+            return
+        if isinstance(self.data, IterableDataset):
+            raise InputError("an IterableDataset has no length to shuffle over: pass it inside a DataLoader.")
+        size = _size(self.data)
+        if size == 0:
+            raise InputError(EMPTY)
+        # All orders are drawn before anything else, so that the batches depend on the seed alone.
+        orders = [torch.randperm(size, generator=generator) if generator else torch.arange(size) for _ in range(epochs)]
+        self.orders = [order[start : start + batch_size] for order in orders for start in range(0, size, batch_size)]
+
+    def __len__(self) -> int:
+        return self.epochs * len(self.data) if isinstance(self.data, DataLoader) else len(self.orders)
+
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self.data, DataLoader):
+            for _ in range(self.epochs):
+                empty = True
+                for batch in self.data:
+                    empty = False
+                    yield batch
+                if empty:
+                    raise InputError(EMPTY)
+        elif isinstance(self.data, tuple | Mapping):
+            for order in self.orders:
+                yield mapped(self.data, partial(_rows, order))
+        else:
+            samples: Any = self.data
+            for order in self.orders:
+                yield self.collate([samples[i] for i in order.tolist()])
+
+
+class Reader:
+    """Gives batches to a model, and returns its logits with the classes in the last dimension, and their labels.
+
+    Args:
+        model: tells which keys of a mapping it takes, and whether it predicts the next token.
+        forward: (model, batch) -> logits; by default `model(inputs)`, `model(*inputs)` or `model(**inputs)`.
+        labels: the key of the labels in a mapping, or (batch) -> labels; by default `labels` or `label`, or the second
+            of a pair.
+        shift: whether the logits at a position are of the next label, as in causal language models; `auto` asks the
+            names of Hugging Face's classes.
+        class_dim: where the logits have their classes: -1, or 1 for the (B, C, H, W) of segmentation.
+        ignore_index: a label that is left out.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        forward: Forward | None = None,
+        labels: Labels | None = None,
+        shift: bool | Literal["auto"] = "auto",
+        class_dim: int = -1,
+        ignore_index: int = IGNORE,
+    ) -> None:
+        base = unwrapped(model)
+        self.forward = forward
+        self.labels = labels
+        self.shift = any(name in kind.__name__ for kind in type(base).__mro__ for name in CAUSAL)
+        if shift != "auto":
+            self.shift = shift
+        self.class_dim = class_dim
+        self.ignore_index = ignore_index
+        self.prepare = getattr(base, "prepare_decoder_input_ids_from_labels", None)
+        parameters = inspect.signature(base.forward).parameters
+        self.keys = None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else set(parameters)
+
+    def split(self, batch: Any) -> tuple[Any, Tensor]:  # noqa: ANN401 - whatever a DataLoader gives
+        """What `logits` takes, and the labels that its logits have.
+
+        Raises:
+            InputError: for a batch without labels, or one that is empty.
+        """
+        inputs, labels = self._parts(batch)
+        if not isinstance(labels, Tensor):
+            raise InputError(f"the labels of a batch are {describe(labels)}: give a tensor of class numbers.")
+        if labels.numel() == 0:
+            raise InputError(EMPTY)
+        if self.shift:
+            if labels.ndim < 2 or labels.shape[1] < 2:
+                raise InputError(
+                    f"labels of shape {tuple(labels.shape)} have no next position to predict: give sequences (B, T), "
+                    "or shift=False."
+                )
+            labels = labels[:, 1:]
+        return (batch if self.forward else inputs), labels
+
+    def logits(self, model: nn.Module, inputs: Any) -> Tensor:  # noqa: ANN401 - the first part of `split`
+        """The logits (…, C) of a batch."""
+        if self.forward:
+            output = self.forward(model, inputs)
+        elif isinstance(inputs, Mapping):
+            output = model(**inputs)
+        elif isinstance(inputs, tuple | list):
+            output = model(*inputs)
+        else:
+            output = model(inputs)
+        logits = logits_of(output)
+        if self.class_dim not in (-1, logits.ndim - 1):
+            if not -logits.ndim <= self.class_dim < logits.ndim:
+                raise InputError(f"logits of shape {tuple(logits.shape)} have no dimension {self.class_dim}.")
+            logits = logits.movedim(self.class_dim, -1)
+        return logits[:, :-1] if self.shift else logits
+
+    def kept(self, labels: Tensor) -> Tensor | None:
+        """A mask of the labels that count; None where all do."""
+        mask = labels != self.ignore_index
+        return None if bool(mask.all()) else mask
+
+    def _parts(self, batch: Any) -> tuple[Any, Any]:  # noqa: ANN401
+        if callable(self.labels):
+            return batch if not isinstance(batch, Mapping) else self._accepted(batch, None), self.labels(batch)
+        if isinstance(batch, Mapping):
+            key = self.labels or next((key for key in LABEL_KEYS if key in batch), None)
+            if key is None or key not in batch:
+                raise InputError(
+                    f"a batch is {describe(batch)} without {key or 'labels'!r}: "
+                    "name the key of its labels, for example labels='y'."
+                )
+            return self._accepted(batch, key), batch[key]
+        if isinstance(batch, tuple | list) and len(batch) == 2:
+            inputs, labels = batch
+            if isinstance(inputs, Tensor | tuple | list | Mapping) and isinstance(labels, Tensor):
+                return inputs, labels
+        raise InputError(f"a batch is {describe(batch)}: {WRAP}.")
+
+    def _accepted(self, batch: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+        """The entries that the model takes; for an encoder with a decoder also what the decoder reads."""
+        inputs = {name: part for name, part in batch.items() if name != key and name not in LABEL_KEYS}
+        if self.keys is not None:
+            inputs = {name: part for name, part in inputs.items() if name in self.keys}
+        if self.prepare and key and "decoder_input_ids" not in inputs:
+            inputs["decoder_input_ids"] = self.prepare(labels=batch[key])
+        if not inputs and not self.forward:
+            raise InputError(f"a batch is {describe(batch)}, and the model takes none of these: give `forward`.")
+        return inputs
+
+
+def as_pair(data: Any) -> Any:  # noqa: ANN401 - whatever somebody gives
+    """Return a list [x, y] of two tensors as the tuple (x, y), and all else as it is."""
+    pair = isinstance(data, list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+    return tuple(data) if pair else data
+
+
+def mapped(thing: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401 - a batch
+    """A batch with every tensor in it changed."""
+    if isinstance(thing, Tensor):
+        return change(thing)
+    if isinstance(thing, Mapping):
+        return {name: mapped(part, change) for name, part in thing.items()}
+    if isinstance(thing, tuple | list):
+        return type(thing)(mapped(part, change) for part in thing)
+    return thing
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile` and PEFT's adapters, whose `forward` says what it takes."""
+    inner: Any = getattr(model, "_orig_mod", model)
+    base: nn.Module = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    return base
+
+
+def describe(thing: object) -> str:
+    """Return the types in a batch or an output as a phrase for an error."""
+    if isinstance(thing, tuple | list):
+        return f"a {type(thing).__name__} of {', '.join(type(part).__name__ for part in thing) or 'nothing'}"
+    if isinstance(thing, Mapping):
+        return f"a {type(thing).__name__} of {', '.join(map(str, thing)) or 'nothing'}"
+    return f"a {type(thing).__name__}"
+
+
+def logits_of(output: object) -> Tensor:
+    """Return the logits in what a model returned: the tensor itself, or its attribute or entry `logits`."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if isinstance(logits, Tensor):
+        return logits
+    raise InputError(
+        f"the model returns {describe(output)}: it must return logits, or an object with them as `.logits`; "
+        "`forward` can choose one of several outputs."
+    )
+
+
+def refuse_probabilities(logits: Tensor) -> None:
+    """Raise an InputError where a model returns probabilities: rows that lie in [0, 1] and sum to 1."""
+    rows = logits.float()
+    if bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() < 1e-3).all()):
+        raise InputError(
+            "the model returns probabilities, rows that sum to 1, where logits are needed: leave its last softmax out, "
+            "or give forward=lambda model, batch: model(batch[0]).log()."
+        )
+
+
+def _rows(order: Tensor, tensor: Tensor) -> Tensor:
+    return tensor[order.to(tensor.device)]
+
+
+def _tensors(data: Any) -> Iterator[Tensor]:  # noqa: ANN401 - a batch
+    if isinstance(data, Tensor):
+        yield data
+    elif isinstance(data, tuple | list | Mapping):
+        for part in data.values() if isinstance(data, Mapping) else data:
+            yield from _tensors(part)
+
+
+def _size(data: Any) -> int:  # noqa: ANN401 - as `Batches` takes it
+    """How many samples there are."""
+    if isinstance(data, tuple | Mapping):
+        if isinstance(data, tuple) and not (len(data) == 2 and isinstance(data[1], Tensor)):
+            raise InputError(f"data is {describe(data)}: {WRAP}, as a Dataset, a DataLoader, one tuple or one mapping.")
+        tensors = list(_tensors(data))
+        sizes = {tuple(tensor.shape[:1]) for tensor in tensors}
+        if len(sizes) != 1 or () in sizes:
+            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
+            raise InputError(
+                f"the tensors have the shapes {shapes}: their first dimensions must be equal, one label a sample."
+            )
+        return len(tensors[0])
+    if isinstance(data, Tensor) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise InputError(f"data is {describe(data)}: {WRAP}, as a Dataset, a DataLoader, one tuple or one mapping.")
+    return len(data)
