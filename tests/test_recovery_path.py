@@ -15,9 +15,12 @@ from fedquit.cli.runs import _print_comparison, _table
 from fedquit.cli.screen import out as screen
 from fedquit.core import Federation, Request, State, Trained
 from fedquit.core.method import Method
+from fedquit.report import tables
 from fedquit.report.export import to_csv, to_json, to_latex, to_md
 from fedquit.results.folders import open_folders
 from fedquit.results.path import at_round
+from fedquit.results.summary import group_by_method
+from fedquit.results.verdicts import leaving_sentence
 from fedquit.running.runner import run
 from fedquit.running.training_cache import Silent
 from fedquit.studies.comparison import compare
@@ -220,6 +223,14 @@ def test_natural_stands_beside_every_method_of_a_comparison(tmp_path: Path, caps
     _print_comparison(recipe, lines, tmp_path)
     said = " ".join(capsys.readouterr().out.split())
     assert "The method / Natural after as many rounds" in said
+    verdict = by_method["fedquit"].leaving["forget_acc"]
+    assert (verdict.word, verdict.design, verdict.targets, verdict.hypotheses) == ("cannot tell", "shared", 2, 4)
+    paths = [outcome.at("recovered")["path"] for outcome in outcomes if outcome.method == "fedquit"]
+    last = [sum(point["forget_acc"] for point in path[-10:]) / 10 for path in (*paths, *stored["controls"].values())]
+    assert verdict.difference == pytest.approx((last[0] - last[2] + last[1] - last[3]) / 2)
+    assert own.leaving == {}, "the control is not judged against itself"
+    assert f"fedquit: {leaving_sentence(verdict)}" in said
+    assert "Against Natural, cannot tell: the smallest p of 1 difference is 1, and 4 tests together need 0.013" in said
     long_enough = [line for line in lines if line.method != "federaser"]
     _print_comparison(recipe, long_enough, tmp_path)
     assert "as means over the last 10 rounds" in " ".join(capsys.readouterr().out.split())
@@ -233,6 +244,11 @@ def test_natural_stands_beside_every_method_of_a_comparison(tmp_path: Path, caps
     assert summary["natural_holdout_acc"] == fedquit.natural["holdout_acc"]
     assert summary["forget_acc_last_gap"] == fedquit.last_gaps["forget_acc"]
     assert "natural_forget_acc" in to_csv(results).splitlines()[0]
+    assert summary["leaving"]["forget_acc"]["word"] == "cannot tell"
+    assert "forget_acc_against_natural" in to_csv(results).splitlines()[0]
+    beside = tables.control(group_by_method(results.runs, results.comparisons))
+    assert beside is not None
+    assert f"fedquit: {leaving_sentence(verdict)}." in beside.note
 
 
 def test_a_comparison_that_goes_on_makes_its_control_longer(tmp_path: Path) -> None:

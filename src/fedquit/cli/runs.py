@@ -294,6 +294,7 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
     if controlled:
         screen.print(control_table(controlled, last=natural_averaged(controlled)))
         screen.print("Natural is the control: nothing is unlearned, training goes on without the client.")
+        _print_leaving(controlled)
     if any(line.budgets for line in lines):
         screen.print(budget_table(lines))
     _print_holdout_verdicts(lines)
@@ -319,6 +320,19 @@ def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
     why = open_question(each)
     if why:
         screen.print(f"{why[:1].upper()}{why[1:]} (--targets, --retrain-seeds, --margin).", **PLAIN)
+
+
+def _print_leaving(lines: Sequence[MethodSummary]) -> None:
+    """Whether each method does more than Natural, and which sizes would tell what these do not."""
+    from fedquit.results.verdicts import leaving_sentence, open_question
+
+    for line in lines:
+        verdict = line.leaving.get("forget_acc")
+        if verdict is not None:
+            screen.print(f"{line.method}: {leaving_sentence(verdict)}", **PLAIN)
+    why = open_question(line.leaving for line in lines)
+    if why:
+        screen.print(f"Against Natural, {why} (--targets, --seeds, --retrain-seeds, --margin).", **PLAIN)
 
 
 def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:

@@ -31,15 +31,21 @@ def flat_rows(results: ResultSet) -> list[dict[str, Any]]:
     Rows after recovery have the words of the verdicts, which are over all targets of the method, not of this row alone.
     """
     groups = group_by_method(results.runs, results.comparisons)
-    verdicts = {id(request): group.verdicts for group in groups for request in group.requests}
+    group_of = {id(request): group for group in groups for request in group.requests}
     rows = []
     for run in results.runs:
         for event in run.events:
             for row in event.rows:
-                judged = verdicts.get(id(event), {}) if row["phase"] == "recovered" else {}
-                words = {f"{key}_verdict": verdict.word for key, verdict in judged.items()}
+                group = group_of.get(id(event)) if row["phase"] == "recovered" else None
+                words = _words(group) if group else {}
                 rows.append({"run": run.folder} | _scalars(row) | _derived(event, row) | words)
     return rows
+
+
+def _words(group: MethodGroup) -> dict[str, str]:
+    """The words of a method's verdicts, by column: against Retrain, and against Natural."""
+    against_retrain = {f"{key}_verdict": verdict.word for key, verdict in group.verdicts.items()}
+    return against_retrain | {f"{key}_against_natural": verdict.word for key, verdict in group.leaving.items()}
 
 
 def _scalars(row: Row) -> dict[str, Any]:
@@ -135,6 +141,7 @@ def summary_fields(summary: MethodSummary) -> dict[str, Any]:
         "distribution_knowledge": summary.distribution_knowledge,
         "holdout_verdicts": dict(summary.holdout_verdicts),
         "verdicts": {key: asdict(verdict) for key, verdict in summary.verdicts.items()},
+        "leaving": {key: asdict(verdict) for key, verdict in summary.leaving.items()},
     }
 
 

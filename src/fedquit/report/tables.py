@@ -28,7 +28,7 @@ from fedquit.results.summary import (
     summarise,
     summarise_phase,
 )
-from fedquit.results.verdicts import legend, mark
+from fedquit.results.verdicts import leaving_sentence, legend, mark
 from fedquit.results.words import DASH, NBSP, count, fixed, holdout_verdict, scaled, share, signed
 
 COLUMNS = labels("forget_acc", "retain_acc", "mia_song_svc", "mia_yeom", "test_acc")  # the columns of the table of gaps
@@ -200,7 +200,8 @@ def control(groups: Sequence[MethodGroup]) -> Table | None:
         ["Method", *shown],
         [Line(group.label, [cells[i] for cells in shown.values()]) for i, group in enumerate(known)],
         "Natural is the control: the client leaves, nothing is unlearned, and training goes on for as many rounds, "
-        "those of unlearning included.",
+        "those of unlearning included."
+        + "".join(f" {g.label}: {leaving_sentence(g.leaving['forget_acc'])}." for g in known if g.leaving),
     )
 
 

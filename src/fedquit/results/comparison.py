@@ -16,7 +16,7 @@ from fedquit.results.references import judged_together
 from fedquit.results.requests import RequestRows, Spreads, distinct, spread_sizes
 from fedquit.results.schema import AGAIN, COMPARED, DISTANCE, SCHEMA, Row
 from fedquit.results.summary import MethodSummary, mean_gaps, mean_levels, summarise, summarise_phase
-from fedquit.results.verdicts import RETRAIN_SEED, judged, retrain_table
+from fedquit.results.verdicts import RETRAIN_SEED, against_natural, judged, retrain_table
 from fedquit.utils.names import each_named
 
 Target = int | tuple[int, ...]  # the clients that leave in a run: one, or several together
@@ -218,6 +218,7 @@ def compare_outcomes(
     by_seed = retrains_by_seed(retrain_again, retrains)
     by_method = requests_of(outcomes, retrain_again, retrains, controls)
     verdicts = judged(_recovered_rows(outcomes), by_seed, margin)
+    leaving = against_natural(by_method, margin)
     shared = distinct(request for requests in by_method.values() for request in requests)
     table = []
     if shared:
@@ -239,7 +240,7 @@ def compare_outcomes(
             evidence=[outcome.evidence for outcome in mine if outcome.evidence and not outcome.failure],
             first=None if requests is first else first,
         )
-        table.append(replace(line, verdicts=verdicts.get(method, {})))
+        table.append(replace(line, verdicts=verdicts.get(method, {}), leaving=leaving.get(method, {})))
     together = judged_together([line.references for line in table])
     return [replace(line, references=references) for line, references in zip(table, together, strict=True)]
 

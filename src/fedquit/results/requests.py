@@ -148,7 +148,7 @@ class RequestRows:
         recovery = self.get("recovered", "rounds")
         return None if unlearning is None or recovery is None else unlearning + recovery
 
-    @property
+    @cached_property
     def natural(self) -> Mapping[str, float]:
         """Natural's `natural_test_acc` and so on after as many rounds; empty where Natural did not run."""
         from_path = natural_fields(self.natural_path, self.rounds_from_request, self.path)

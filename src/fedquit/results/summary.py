@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fedquit.inference.gaps import GapVerdict
+from fedquit.inference.leaving import LeavingVerdict
 from fedquit.results import quantities
 from fedquit.results.averages import mean
 from fedquit.results.path import AFTER, LAST
@@ -18,7 +19,7 @@ from fedquit.results.quantities import PairedDifference
 from fedquit.results.references import mean_evidence
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import COMPARED, DISTANCE, ON_PATH, number, numbers_in
-from fedquit.results.verdicts import read_verdicts
+from fedquit.results.verdicts import read_leaving, read_verdicts
 from fedquit.results.words import holdout_verdict
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class MethodSummary:
         holdout_verdicts: How many requests have each verdict against the hold-out, after recovery.
         seconds: Of unlearning and recovery; not stored in `comparison.json`.
         verdicts: By measure, and for `avg_gap`: whether the gap to Retrain is a difference; a comparison sets them.
+        leaving: By measure: whether the method differs from Natural at equal rounds; a comparison sets them.
         extra: Fields that this version does not know.
     """
 
@@ -130,6 +132,7 @@ class MethodSummary:
     after: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     seconds: float | None = None
     verdicts: Mapping[str, GapVerdict] = field(default_factory=dict)
+    leaving: Mapping[str, LeavingVerdict] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,6 +171,7 @@ _READERS: Mapping[str, Any] = {
     "against_first": _pairs,
     "references": partial(numbers_in, words=True),
     "verdicts": read_verdicts,
+    "leaving": read_leaving,
     **dict.fromkeys(("means", "gaps", "deviations", "unlearned", "spread", "budgets"), numbers_in),
     "holdout_verdicts": numbers_in,
     **dict.fromkeys(("on_path", "on_path_gaps", "natural", "natural_gaps"), numbers_in),
@@ -409,11 +413,13 @@ class MethodGroup:
     label: str
     requests: Sequence[RequestRows]
     verdicts: Mapping[str, GapVerdict] = field(default_factory=dict)
+    leaving: Mapping[str, LeavingVerdict] = field(default_factory=dict)
 
     @cached_property
     def summary(self) -> MethodSummary:
         """The line of this method."""
-        return dataclasses.replace(summarise(self.label, self.requests), verdicts=self.verdicts)
+        line = summarise(self.label, self.requests)
+        return dataclasses.replace(line, verdicts=self.verdicts, leaving=self.leaving)
 
 
 def group_by_method(runs: Iterable[RunResults], comparisons: Sequence[Comparison] = ()) -> list[MethodGroup]:
@@ -436,15 +442,15 @@ def group_by_method(runs: Iterable[RunResults], comparisons: Sequence[Comparison
         for settings, request in requests:
             own = [f"{key.split('.')[-1]}={settings.get(key, 'default')}" for key in varied]
             groups.setdefault(", ".join([method, *own]), []).append(request)
-    return [
-        MethodGroup(label, requests, _verdicts_of(label, len(requests), comparisons))
-        for label, requests in groups.items()
-    ]
+    return [_group(label, requests, comparisons) for label, requests in groups.items()]
 
 
-def _verdicts_of(label: str, requests: int, comparisons: Sequence[Comparison]) -> Mapping[str, GapVerdict]:
+def _group(label: str, requests: Sequence[RequestRows], comparisons: Sequence[Comparison]) -> MethodGroup:
+    """With the verdicts of the comparison, where it has just these requests of the method."""
     line = comparisons[0].methods.get(label) if len(comparisons) == 1 else None
-    return line.verdicts if line and line.runs == requests else {}
+    if line is None or line.runs != len(requests):
+        return MethodGroup(label, requests)
+    return MethodGroup(label, requests, line.verdicts, line.leaving)
 
 
 def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
