@@ -77,6 +77,8 @@ def test_a_model_that_remembers_is_found_out_by_every_measure() -> None:
     assert measures["holdout_verdict"] == "remembered"
     assert measures["entropy_ks_p"] < 1e-4
     assert measures["tpr_at_0.01"] > 0.5
+    assert measures["tpr_at_0.05_enough"], "20 outsiders can show one false alarm in twenty"
+    assert measures["tpr_at_0.05_low"] <= measures["tpr_at_0.05"] <= measures["tpr_at_0.05_high"]
     assert not measures["tpr_at_0.01_enough"], "20 outsiders cannot show one false alarm in a hundred"
     assert measures["exposed_against"] == "holdout"
     assert all(0 <= measures[f"mia_{name}"] <= 100 for name in ATTACKS)
@@ -139,6 +141,7 @@ def test_both_snapshots_together_name_who_they_find_and_against_whom() -> None:
     assert leak["leakage_against"] == "holdout"
     assert leak["leakage_tpr_at_0.01_low"] < leak["leakage_tpr_at_0.01"] <= leak["leakage_tpr_at_0.01_high"]
     assert leak["leakage_tpr_at_0.01"] > 0.5, "confidence falls where it was earned"
+    assert leak["leakage_tpr_at_0.05"] >= leak["leakage_tpr_at_0.01"]
     assert not leak["leakage_tpr_at_0.001_enough"], "20 outsiders cannot show one false alarm in a thousand"
     unchanged = evaluation(holdout=False).against(scaled(1.0), scaled(1.0), None)
     assert unchanged["leakage_against"] == "test"

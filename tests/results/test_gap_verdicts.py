@@ -12,12 +12,13 @@ import pytest
 
 from fedquit.inference.gaps import Margin
 from fedquit.results.comparison import Comparison, Outcome, build_comparison
-from fedquit.results.path import last_rounds
+from fedquit.results.path import durability, last_rounds, last_window
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import AVERAGED
 from fedquit.results.summary import MethodSummary
 from fedquit.results.verdicts import (
     JUDGED,
+    clients_outside,
     forget_gap,
     gap_sample,
     leaving_sample,
@@ -315,3 +316,93 @@ def test_targets_with_the_same_seeds_are_compared_with_natural_by_whole_seeds() 
     averaged = leaving_sample(mixed[:1], "forget_acc")
     assert averaged.differences[0].tolist() == [-8.0]
     assert leaving_sample(requests, "holdout_acc").runs == 0
+
+
+def followed(seed: int, *, back: float = 0.0, rounds: int = 20, margin: Margin | None = None) -> Comparison:
+    """A null method whose forget accuracy comes back by some points in the last five of twenty rounds."""
+    draw = np.random.default_rng(seed)
+    outcomes = []
+    again: dict[Any, dict[str, Any]] = {}
+    others: dict[Any, list[dict[str, Any]]] = {}
+    for target in range(6):
+        level = 60 + draw.normal(0, 4)
+
+        def path(phase: str, number: int, *, level: float = level) -> list[dict[str, Any]]:
+            mean = level + draw.normal(0, 1.5)
+            return [{"round": r, "phase": phase, "forget_acc": mean + draw.normal()} for r in range(1, number + 1)]
+
+        others[target] = [
+            {**row("retrained again", LEVELS), "path": path("training", 10), "retrain_seed": 1000 * target + r}
+            for r in range(3)
+        ]
+        again[target, target] = others[target][0]
+        own = path("followed", rounds)
+        for point in own[-5:]:
+            point["forget_acc"] += back
+        recovered = {**row("recovered", LEVELS), "path": own, **durability(own)}
+        rows = (row("retrained", LEVELS), row("unlearned", LEVELS), recovered)
+        outcomes.append(Outcome("m", target, target, Path(f"out/seed-{target}/client-{target}/m"), rows))
+    return build_comparison({}, {}, ["m"], outcomes, again, Path("out"), retrains=others, margin=margin)
+
+
+def test_durability_is_judged_in_windows_of_five_rounds_of_method_and_retrain() -> None:
+    comparison = followed(1, back=15.0, margin=Margin(4.0))
+    verdict = comparison.methods["m"].durable
+    assert verdict is not None
+    assert verdict.word == "not durable"
+    assert "differs from Retrain 20 rounds after the stop" in verdict.reason
+    assert verdict.windows["20"].gap == pytest.approx((verdict.windows["10"].gap or 0.0) + 15.0, abs=2.0)
+    stored = json.loads(json.dumps(comparison.to_dict()))
+    read = Comparison.read("out", stored).methods["m"]
+    assert read.durable == verdict
+    assert read.to_dict() == comparison.methods["m"].to_dict()
+    assert MethodSummary.read({"method": "m", "durable": {"word": "lasts"}}).durable is None
+    lasting = followed(2, margin=Margin(5.0)).methods["m"].durable
+    assert lasting is not None
+    assert lasting.word == "durable"
+
+
+def test_a_null_method_is_called_not_durable_in_at_most_11_of_100_studies() -> None:
+    """5 % and three standard errors."""
+    verdicts = [followed(6000 + seed).methods["m"].durable for seed in range(100)]
+    assert sum(verdict is not None and verdict.word == "not durable" for verdict in verdicts) <= 11
+
+
+def test_durability_needs_the_whole_path_and_retrains_last_rounds() -> None:
+    short = followed(3, rounds=10, margin=Margin(5.0)).methods["m"].durable
+    assert short is not None
+    assert short.word == "cannot tell"
+    assert "set recover.follow = 20" in short.reason
+    assert simulated(0).methods["null"].durable is None, "nothing was followed"
+    assert last_window([{"forget_acc": float(i)} for i in range(10)], "forget_acc") == 7.0
+    assert last_window([{"forget_acc": 1.0}] * 4, "forget_acc") is None
+
+
+def test_single_clients_are_judged_by_the_spread_of_their_own_retrains() -> None:
+    comparison = simulated(9, targets=3, retrains=10)
+    clients = comparison.methods["null"].clients
+    assert list(clients) == ["client 0", "client 1", "client 2"]
+    for target, client in enumerate(clients.values()):
+        own = [r["forget_acc"] for r in comparison.retrains if r["clients"] == [target]]
+        assert client.high == pytest.approx(2.373 * float(np.std(own, ddof=1)), rel=0.01), "t(0.975, 9) √(1 + 1/10)"
+        assert client.low == pytest.approx(-client.high)
+        assert (client.runs, client.retrains) == (1, 10)
+    assert sum(client.gap for client in clients.values()) / 3 == pytest.approx(
+        comparison.methods["null"].verdicts["forget_acc"].gap
+    )
+    off = simulated(9, targets=3, retrains=10, shift=30.0).methods["null"].clients
+    assert all(client.outside for client in off.values())
+    gap = f"+{off['client 0'].gap:.1f}"
+    assert clients_outside(off).startswith(
+        f"3 of 3 targets lie outside where another Retrain would lie in 95 % of cases (client 0 {gap}, client 1"
+    )
+    read = Comparison.read("out", json.loads(json.dumps(comparison.to_dict())))
+    assert read.methods["null"].clients == clients
+    assert MethodSummary.read({"method": "m", "clients": {"client 0": {"gap": 1}, "b": 2}}).clients == {}
+    assert clients_outside({}) == ""
+    assert simulated(9, targets=3, retrains=1).methods["null"].clients == {}, "one Retrain shows no spread"
+
+
+def test_a_single_client_of_a_null_method_lies_outside_in_about_five_percent() -> None:
+    outside = [c.outside for seed in range(60) for c in simulated(7000 + seed).methods["null"].clients.values()]
+    assert np.mean(outside) == pytest.approx(0.05, abs=3 * (0.05 * 0.95 / len(outside)) ** 0.5)

@@ -308,7 +308,7 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
 
 def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
     """What the marks of the gaps mean, and which sizes would tell what these do not."""
-    from fedquit.results.verdicts import forget_gap, legend, open_question
+    from fedquit.results.verdicts import clients_outside, forget_gap, legend, open_question
 
     each = [line.verdicts for line in lines]
     if any(each):
@@ -317,6 +317,12 @@ def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
         verdict = line.verdicts.get("forget_acc")
         if verdict is not None and verdict.retrains > 1:
             screen.print(f"{line.method}: {forget_gap(verdict)}", **PLAIN)
+    for line in lines:
+        alone = clients_outside(line.clients)
+        if alone:
+            screen.print(f"{line.method}: {alone}, each judged by itself", **PLAIN)
+        if line.durable is not None:
+            screen.print(f"{line.method}, {line.durable.reason}", **PLAIN)
     why = open_question(each)
     if why:
         screen.print(f"{why[:1].upper()}{why[1:]} (--targets, --retrain-seeds, --margin).", **PLAIN)
@@ -472,7 +478,8 @@ def _print_paired(lines: Sequence[MethodSummary]) -> None:
     for line in lines:
         pair = line.against_first.get("forget_acc")
         if pair:
-            verdict = "a difference" if pair.different else "not a difference"
+            direction = "farther from Retrain" if pair.mean > 0 else "nearer to Retrain"
+            verdict = direction if pair.different else "cannot tell"
             interval = f"95 % interval {pair.low:+.1f} to {pair.high:+.1f}"
             text = f"{line.method}: forget gap {pair.mean:+.1f} points against {first}'s ({interval}): {verdict}"
             screen.print(text, **PLAIN)

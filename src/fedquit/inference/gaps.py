@@ -9,7 +9,7 @@ same procedure give exchangeable values, so that permuting which of the M + R va
 |---|---|
 | does any target differ | `any_target_p` (decides "differs") |
 | does the mean over targets differ | `bias_p`, `mean_interval` |
-| where would one more Retrain of one target lie | `prediction_interval` |
+| where would one more Retrain of one target lie | `prediction_interval`, `client_gap` |
 | is the mean gap within a margin that was fixed beforehand | `equivalence_p` (TOST, Schuirmann 1987) |
 | is the root-mean-square gap within k standard deviations of these very Retrains | `studentised_p` (Wellek 2010) |
 | several measures and methods at once | `holm` (Holm 1979) |
@@ -374,6 +374,41 @@ def studentised_p(sample: GapSample, k: float) -> float:
     return float(ncf.cdf(size / (variance * scale), targets, targets * (retrains - 1), targets * k**2 / scale))
 
 
+@dataclass(frozen=True)
+class ClientGap:
+    """The gap of one target to its own Retrains, and where that of another Retrain would lie.
+
+    Attributes:
+        gap: The mean of the method's values less that of the Retrains, in points.
+        low: The lower end of the 95 % prediction interval of the gap of as many more Retrains; for this target alone.
+        high: The upper end.
+        runs: Of the method.
+        retrains: Retrains with other seeds.
+    """
+
+    gap: float
+    low: float
+    high: float
+    runs: int
+    retrains: int
+
+    @property
+    def outside(self) -> bool:
+        """Whether the gap lies where another Retrain's would lie in at most 5 % of cases."""
+        return not self.low <= self.gap <= self.high
+
+
+def client_gap(method: npt.ArrayLike, retrain: npt.ArrayLike) -> ClientGap | None:
+    """Judge a single target by the spread of its own Retrains; None with fewer than two of them, or without a run."""
+    values = np.asarray(method, dtype=np.float64)
+    gold = np.asarray(retrain, dtype=np.float64)
+    if not len(values) or len(gold) < 2:
+        return None
+    centre = float(gold.mean())
+    low, high = prediction_interval(gold, runs=len(values))
+    return ClientGap(float(values.mean()) - centre, low - centre, high - centre, len(values), len(gold))
+
+
 # Sizes
 
 
@@ -520,11 +555,11 @@ def judge(
         For each sample its verdict, with a sentence that gives the reason.
     """
     hypotheses = len(samples)
-    tested = {key: _tested(sample, margin, hypotheses) for key, sample in samples.items()}
-    differs = holm([1.0 if verdict.p is None else verdict.p for verdict in tested.values()])
-    alike = holm([1.0 if verdict.equivalence_p is None else verdict.equivalence_p for verdict in tested.values()])
+    each = {key: tested(sample, margin, hypotheses) for key, sample in samples.items()}
+    differs = holm([1.0 if verdict.p is None else verdict.p for verdict in each.values()])
+    alike = holm([1.0 if verdict.equivalence_p is None else verdict.equivalence_p for verdict in each.values()])
     verdicts = {}
-    for (key, verdict), p, equivalent in zip(tested.items(), differs, alike, strict=True):
+    for (key, verdict), p, equivalent in zip(each.items(), differs, alike, strict=True):
         adjusted = replace(
             verdict,
             p=None if verdict.p is None else p,
@@ -534,8 +569,14 @@ def judge(
     return verdicts
 
 
-def _tested(sample: GapSample, margin: Margin | None, hypotheses: int) -> GapVerdict:
-    """The tests of one sample, each for itself; the word comes later."""
+def tested(sample: GapSample, margin: Margin | None, hypotheses: int) -> GapVerdict:
+    """The tests of one sample, each for itself and without a word.
+
+    Args:
+        sample: Of one method in one measure.
+        margin: Of the equivalence; None where none was fixed.
+        hypotheses: How many tests will be corrected together.
+    """
     sizes = {"targets": sample.targets, "runs": sample.runs, "retrains": sample.retrains, "hypotheses": hypotheses}
     design = "shared" if sample.shared else "own"
     size = _points(sample, margin)
@@ -597,7 +638,7 @@ def _worded(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> Ga
         size = f"the {kind} lies within ±{verdict.margin:.1f} points{own}"
         reason = f"equivalent: {size} (p = {rounded_p(verdict.equivalence_p)})"
         return replace(verdict, word=EQUIVALENT, reason=reason)
-    return replace(verdict, word=CANNOT_TELL, reason=f"cannot tell: {_why_not(verdict, sample, margin)}")
+    return replace(verdict, word=CANNOT_TELL, reason=f"cannot tell: {why_not(verdict, sample, margin)}")
 
 
 def rounded_p(value: float) -> str:
@@ -605,7 +646,14 @@ def rounded_p(value: float) -> str:
     return f"{value:.3f}" if value >= 0.0005 else "below 0.001"
 
 
-def _why_not(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> str:
+def why_not(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> str:
+    """Why neither a difference nor an equivalence is shown, and which sizes would show one.
+
+    Args:
+        verdict: With the corrected p-values.
+        sample: That it was made from.
+        margin: Of the equivalence; None where none was fixed.
+    """
     targets, runs, retrains, hypotheses = verdict.targets, verdict.runs, verdict.retrains, verdict.hypotheses
     if not targets or not runs:
         return "no target has both the method's measure and that of a Retrain with another seed"

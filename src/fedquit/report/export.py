@@ -43,9 +43,12 @@ def flat_rows(results: ResultSet) -> list[dict[str, Any]]:
 
 
 def _words(group: MethodGroup) -> dict[str, str]:
-    """The words of a method's verdicts, by column: against Retrain, and against Natural."""
+    """The words of a method's verdicts, by column: against Retrain, after the stop, and against Natural."""
     against_retrain = {f"{key}_verdict": verdict.word for key, verdict in group.verdicts.items()}
-    return against_retrain | {f"{key}_against_natural": verdict.word for key, verdict in group.leaving.items()}
+    lasting = {"durable_verdict": group.durable.word} if group.durable else {}
+    return (
+        against_retrain | lasting | {f"{key}_against_natural": verdict.word for key, verdict in group.leaving.items()}
+    )
 
 
 def _scalars(row: Row) -> dict[str, Any]:
@@ -142,6 +145,8 @@ def summary_fields(summary: MethodSummary) -> dict[str, Any]:
         "holdout_verdicts": dict(summary.holdout_verdicts),
         "verdicts": {key: asdict(verdict) for key, verdict in summary.verdicts.items()},
         "leaving": {key: asdict(verdict) for key, verdict in summary.leaving.items()},
+        "clients": {name: asdict(client) | {"outside": client.outside} for name, client in summary.clients.items()},
+        "durable": None if summary.durable is None else asdict(summary.durable),
     }
 
 

@@ -16,7 +16,7 @@ from fedquit.results.references import judged_together
 from fedquit.results.requests import RequestRows, Spreads, distinct, spread_sizes
 from fedquit.results.schema import AGAIN, COMPARED, DISTANCE, SCHEMA, Row
 from fedquit.results.summary import MethodSummary, mean_gaps, mean_levels, summarise, summarise_phase
-from fedquit.results.verdicts import RETRAIN_SEED, against_natural, judged, retrain_table
+from fedquit.results.verdicts import RETRAIN_SEED, against_natural, durable, judged, retrain_table, single_clients
 from fedquit.utils.names import each_named
 
 Target = int | tuple[int, ...]  # the clients that leave in a run: one, or several together
@@ -217,7 +217,9 @@ def compare_outcomes(
     """
     by_seed = retrains_by_seed(retrain_again, retrains)
     by_method = requests_of(outcomes, retrain_again, retrains, controls)
-    verdicts = judged(_recovered_rows(outcomes), by_seed, margin)
+    recovered = _recovered_rows(outcomes)
+    verdicts = judged(recovered, by_seed, margin)
+    lasting = durable(recovered, by_seed, margin)
     leaving = against_natural(by_method, margin)
     shared = distinct(request for requests in by_method.values() for request in requests)
     table = []
@@ -240,7 +242,16 @@ def compare_outcomes(
             evidence=[outcome.evidence for outcome in mine if outcome.evidence and not outcome.failure],
             first=None if requests is first else first,
         )
-        table.append(replace(line, verdicts=verdicts.get(method, {}), leaving=leaving.get(method, {})))
+        runs = recovered.get(method, {})
+        table.append(
+            replace(
+                line,
+                verdicts=verdicts.get(method, {}),
+                leaving=leaving.get(method, {}),
+                durable=lasting.get(method),
+                clients=single_clients(runs, by_seed, {target: named(target) for target in runs}),
+            )
+        )
     together = judged_together([line.references for line in table])
     return [replace(line, references=references) for line, references in zip(table, together, strict=True)]
 

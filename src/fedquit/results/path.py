@@ -105,6 +105,21 @@ def durability(path: Sequence[Point]) -> dict[str, float]:
     return fields
 
 
+def last_window(path: Sequence[Point], key: str) -> float | None:
+    """The mean of a measure over the last five rounds of a training: what a window after a stop is compared with.
+
+    Args:
+        path: Of Retrain.
+        key: Of `schema.ON_PATH`.
+
+    Returns:
+        None where the path has fewer rounds.
+    """
+    window = path[-WINDOW:]
+    values = [value for point in window if (value := number(point.get(key))) is not None]
+    return statistics.fmean(values) if len(values) == WINDOW else None
+
+
 def _last(path: Sequence[Point], rounds: int) -> list[Point]:
     """The last points at which the retained clients had trained; else the last point."""
     trained = [point for point in path if point.get("phase") in TRAINED]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from fedquit.inference.gaps import GapVerdict
+from fedquit.inference.durable import DurableVerdict
+from fedquit.inference.gaps import ClientGap, GapVerdict
 from fedquit.inference.leaving import LeavingVerdict
 from fedquit.results import quantities
 from fedquit.results.averages import mean
@@ -19,7 +20,7 @@ from fedquit.results.quantities import PairedDifference
 from fedquit.results.references import mean_evidence
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import COMPARED, DISTANCE, ON_PATH, number, numbers_in
-from fedquit.results.verdicts import read_leaving, read_verdicts
+from fedquit.results.verdicts import read_clients, read_durable, read_leaving, read_verdicts
 from fedquit.results.words import holdout_verdict
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class MethodSummary:
         seconds: Of unlearning and recovery; not stored in `comparison.json`.
         verdicts: By measure, and for `avg_gap`: whether the gap to Retrain is a difference; a comparison sets them.
         leaving: By measure: whether the method differs from Natural at equal rounds; a comparison sets them.
+        durable: Whether the forget accuracy stays at Retrain's after the recovery's stop; a comparison sets it.
+        clients: By target, as "client 3": its gap in forget accuracy against its own Retrains; a comparison sets them.
         extra: Fields that this version does not know.
     """
 
@@ -133,6 +136,8 @@ class MethodSummary:
     seconds: float | None = None
     verdicts: Mapping[str, GapVerdict] = field(default_factory=dict)
     leaving: Mapping[str, LeavingVerdict] = field(default_factory=dict)
+    durable: DurableVerdict | None = None
+    clients: Mapping[str, ClientGap] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,6 +177,8 @@ _READERS: Mapping[str, Any] = {
     "references": partial(numbers_in, words=True),
     "verdicts": read_verdicts,
     "leaving": read_leaving,
+    "durable": read_durable,
+    "clients": read_clients,
     **dict.fromkeys(("means", "gaps", "deviations", "unlearned", "spread", "budgets"), numbers_in),
     "holdout_verdicts": numbers_in,
     **dict.fromkeys(("on_path", "on_path_gaps", "natural", "natural_gaps"), numbers_in),
@@ -414,12 +421,16 @@ class MethodGroup:
     requests: Sequence[RequestRows]
     verdicts: Mapping[str, GapVerdict] = field(default_factory=dict)
     leaving: Mapping[str, LeavingVerdict] = field(default_factory=dict)
+    durable: DurableVerdict | None = None
+    clients: Mapping[str, ClientGap] = field(default_factory=dict)
 
     @cached_property
     def summary(self) -> MethodSummary:
         """The line of this method."""
         line = summarise(self.label, self.requests)
-        return dataclasses.replace(line, verdicts=self.verdicts, leaving=self.leaving)
+        return dataclasses.replace(
+            line, verdicts=self.verdicts, leaving=self.leaving, durable=self.durable, clients=self.clients
+        )
 
 
 def group_by_method(runs: Iterable[RunResults], comparisons: Sequence[Comparison] = ()) -> list[MethodGroup]:
@@ -450,7 +461,7 @@ def _group(label: str, requests: Sequence[RequestRows], comparisons: Sequence[Co
     line = comparisons[0].methods.get(label) if len(comparisons) == 1 else None
     if line is None or line.runs != len(requests):
         return MethodGroup(label, requests)
-    return MethodGroup(label, requests, line.verdicts, line.leaving)
+    return MethodGroup(label, requests, line.verdicts, line.leaving, line.durable, line.clients)
 
 
 def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

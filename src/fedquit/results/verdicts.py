@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts of a comparison: which values are judged, how a verdict is stored, and how it is printed.
 
-The tests themselves are in `fedquit.inference`: of gaps to Retrain in `gaps`, of a method against Natural in `leaving`.
+The tests themselves are in `fedquit.inference`: of gaps to Retrain in `gaps`, of gaps that last in `durable`, of a
+method against Natural in `leaving`.
 Verdicts are computed once, when a comparison is built; every view reads them.
 """
 
@@ -13,18 +14,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fedquit.inference.durable import DURABLE_WORDS, DurableVerdict, judge_durable
 from fedquit.inference.gaps import (
     CANNOT_TELL,
     DIFFERS,
     EQUIVALENT,
     WORDS,
+    ClientGap,
     GapSample,
     GapVerdict,
     Margin,
+    client_gap,
     judge,
     together,
 )
 from fedquit.inference.leaving import LEAVING_WORDS, LeavingSample, LeavingVerdict, judge_leaving
+from fedquit.results.path import AFTER, last_window, path_points
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import AVERAGED, NATURAL, ON_PATH, Row, number
 from fedquit.results.words import signed
@@ -121,6 +126,81 @@ def _array(values: Mapping[int, float]) -> np.ndarray[tuple[int], np.dtype[np.fl
     return np.array(list(values.values()), dtype=np.float64)
 
 
+def single_clients(
+    runs: Runs, retrains: Runs, names: Mapping[Any, str], key: str = "forget_acc"
+) -> dict[str, ClientGap]:
+    """The gap of each target by itself, against the spread of its own Retrains.
+
+    Args:
+        runs: By target and seed of the run, the method's row.
+        retrains: By target and seed, the row of each Retrain with a seed that no run of the target uses.
+        names: Of the targets, as "client 3".
+        key: Which measure.
+
+    Returns:
+        By the name of the target; those with fewer than two Retrains are left out.
+    """
+    gaps: dict[str, ClientGap] = {}
+    for target, by_seed in runs.items():
+        sample = gap_sample({target: by_seed}, retrains, key)
+        judged_alone = client_gap(sample.method[0], sample.retrain[0]) if sample.targets else None
+        if judged_alone is not None:
+            gaps[names[target]] = judged_alone
+    return gaps
+
+
+def read_clients(stored: object) -> dict[str, ClientGap]:
+    """From JSON; a client of which a number is missing is left out."""
+    gaps: dict[str, ClientGap] = {}
+    for name, value in stored.items() if isinstance(stored, dict) else ():
+        fields = (
+            [number(value.get(spec.name)) for spec in dataclasses.fields(ClientGap)] if isinstance(value, dict) else []
+        )
+        known = [field for field in fields if field is not None]
+        if len(known) == len(dataclasses.fields(ClientGap)):
+            gaps[str(name)] = ClientGap(known[0], known[1], known[2], int(known[3]), int(known[4]))
+    return gaps
+
+
+def clients_outside(clients: Mapping[str, ClientGap]) -> str:
+    """Which targets lie outside the prediction interval of another Retrain, as a clause; "" where none is judged."""
+    if not clients:
+        return ""
+    out = [f"{name} {signed(client.gap)}" for name, client in clients.items() if client.outside]
+    named = f" ({', '.join(out)})" if out else ""
+    return f"{len(out)} of {len(clients)} targets lie outside where another Retrain would lie in 95 % of cases{named}"
+
+
+def durable(methods: Mapping[str, Runs], retrains: Runs, margin: Margin | None) -> dict[str, DurableVerdict]:
+    """Whether the forget accuracy of each method stays at Retrain's after the recovery's stop.
+
+    A window of five rounds after the stop is compared with the last five rounds of each Retrain's training.
+
+    Args:
+        methods: For each method, by target and seed of the run, its recovered row.
+        retrains: By target and seed, the row of each Retrain with a seed that no run of the target uses.
+        margin: Of the equivalence; None where none was fixed.
+
+    Returns:
+        By method; only those that were followed after the stop (`recover.follow`).
+    """
+    samples: dict[str, dict[int, GapSample]] = {}
+    for end in AFTER:
+        key = f"forget_acc_after_{end}"
+        golds = {
+            target: {seed: _with_window(row, key) for seed, row in own.items()} for target, own in retrains.items()
+        }
+        for method, runs in methods.items():
+            if all(number(row.get(key)) is not None for by_seed in runs.values() for row in by_seed.values()):
+                samples.setdefault(method, {})[end] = gap_sample(runs, golds, key)
+    return judge_durable(samples, AFTER, margin)
+
+
+def _with_window(retrain: Row, key: str) -> Row:
+    """A Retrain's row with its last five rounds under the name of a window."""
+    return {**retrain, key: last_window(path_points(retrain.get("path")), "forget_acc")}
+
+
 def against_natural(
     methods: Mapping[str, Sequence[RequestRows]], margin: Margin | None
 ) -> dict[str, dict[str, LeavingVerdict]]:
@@ -185,6 +265,21 @@ def read_verdicts(stored: object) -> dict[str, GapVerdict]:
 def read_leaving(stored: object) -> dict[str, LeavingVerdict]:
     """From JSON; a verdict without one of the three words is left out."""
     return _read(stored, LeavingVerdict, LEAVING_WORDS)
+
+
+def read_durable(stored: object) -> DurableVerdict | None:
+    """From JSON; None where it has none of the three words."""
+    if not isinstance(stored, dict) or stored.get("word") not in DURABLE_WORDS:
+        return None
+    return DurableVerdict(
+        word=str(stored["word"]),
+        reason=str(stored.get("reason", "")),
+        p=number(stored.get("p")),
+        equivalence_p=number(stored.get("equivalence_p")),
+        margin=number(stored.get("margin")),
+        hypotheses=int(number(stored.get("hypotheses")) or 0),
+        windows=read_verdicts(stored.get("windows")),
+    )
 
 
 def _read(stored: object, kind: type[_Kind], words: Sequence[str]) -> dict[str, _Kind]:
