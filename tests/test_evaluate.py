@@ -158,7 +158,8 @@ def named_in_the_docs() -> set[str]:
 def test_the_docs_name_every_field_of_a_row_and_no_other(tmp_path: Path) -> None:
     everything = tiny(
         request=[{"clients": [1]}, {"kind": "join", "clients": [1], "anew": True}],
-        recover={"until": "rounds", "max_rounds": 1, "budgets": [0.5], "follow": 20, "control": True},
+        recover={"until": "rounds", "max_rounds": 1, "budgets": [0.5], "follow": 20}
+        | {"control": True, "retrain_longer": True},
         evaluate={"relearn": 1, "backdoor": 0.5, "backdoor_size": 2},
         audit={"canaries": 8, "guesses": 4, "kind": "both"},
     )
@@ -170,14 +171,21 @@ def test_the_docs_name_every_field_of_a_row_and_no_other(tmp_path: Path) -> None
 
 NOT_MEASURED = {
     *("method", "phase", "request", "clients", "samples", "seed", "rounds", "seconds", "fingerprint", "runs"),
-    *("curve", "path", "last_rounds", "budget", "budget_spent"),  # the same measures at other moments
+    *(
+        "curve",
+        "path",
+        "retrain_longer_path",
+        "last_rounds",
+        "budget",
+        "budget_spent",
+    ),  # the same measures at other moments
     *(f.name for f in fields(Costs)),
 }
 MEASURED_BY = {  # other fields are called as what measures them
     r"\w+_acc(_last|_after_\d+)?": "accuracy",
     r"\w+_loss": "loss",
     r"tpr_at_.+|roc|exposed_against": "roc",
-    r"(natural_)?auc\w*": "auc",
+    r"(natural_|retrain_longer_)?auc\w*": "auc",
     r"entropy_ks\w*": "entropy_ks",
     r"holdout_(verdict|reason|margin|needed|size|halves)|forget_size|tail_p|original_auc_low": "holdout_null",
     r"canary_.+": "one_run_audit",

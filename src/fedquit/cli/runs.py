@@ -101,9 +101,17 @@ def trace_table(requests: Sequence[RequestRows]) -> Table:
 
 
 def _say_price(rows: list[dict[str, Any]]) -> None:
+    from fedquit.results.schema import ON_PATH, number
+    from fedquit.results.words import fixed
+
     if any(row["phase"] == "natural" for row in rows):
         screen.print("natural: the control, which unlearns nothing. The client leaves, and training goes on without it")
         screen.print("for as many rounds as unlearning and recovery took together.")
+    for row in rows:
+        longer = {key: number(row.get(f"retrain_longer_{key}")) for key in ON_PATH}
+        if longer["test_acc"] is not None:
+            levels = ", ".join(f"{ON_PATH[key].lower()} {fixed(level)}" for key, level in longer.items() if level)
+            screen.print(f"Retrain after as many rounds in all as the method: {levels} %.", highlight=False)
     for row in rows:
         price = row.get("price_of_forgetting")
         if price is not None:
@@ -399,7 +407,8 @@ def control_table(lines: Sequence[MethodSummary], *, last: bool = False) -> Tabl
     known = [line for line in lines if line.natural]
     shown = {key: label for key, label in ON_PATH.items() if any(key in line.natural for line in known)}
     when = f"as means over the last {LAST} rounds" if last else "after as many rounds from the request on"
-    table = Table(title=f"The method / Natural {when}, in % (gaps to Retrain)", **LOOK)
+    third = " / Retrain of as many rounds in all" if any(line.retrain_longer for line in known) else ""
+    table = Table(title=f"The method / Natural {when}{third}, in % (gaps to Retrain)", **LOOK)
     table.add_column("method", no_wrap=True)
     for name in ("rounds", *(label.lower() for label in shown.values())):
         table.add_column(name, justify="right", no_wrap=True)
@@ -409,6 +418,8 @@ def control_table(lines: Sequence[MethodSummary], *, last: bool = False) -> Tabl
         cells = []
         for key in shown:
             levels, gaps = [f"{fixed(a.get(key))} / {fixed(b.get(key))}" for a, b in zip(own, control, strict=True)]
+            longer = line.retrain_longer_last if last else line.retrain_longer
+            levels += f" / {fixed(longer.get(key))}" if third else ""
             cells.append(f"{levels} ({gaps})" if key in own[1] or key in control[1] else levels)
         table.add_row(escape(line.method), fixed(line.rounds_from_request), *cells)
     return table

@@ -70,6 +70,7 @@ def _derived(event: RequestRows, row: Row) -> dict[str, float]:
         columns["avg_gap"] = quantities.average_gap(sizes)
     if phase == "recovered":
         columns |= at.natural
+        columns |= at.retrain_longer
     return {key: value for key, value in columns.items() if value is not None}
 
 
@@ -122,6 +123,8 @@ def summary_fields(summary: MethodSummary) -> dict[str, Any]:
         fields[f"{key}_last_gap"] = summary.last_gaps.get(key)
         fields[f"natural_{key}_last"] = summary.natural_last.get(key)
         fields[f"natural_{key}_last_gap"] = summary.natural_last_gaps.get(key)
+        fields[f"retrain_longer_{key}"] = summary.retrain_longer.get(key)
+        fields[f"retrain_longer_{key}_last"] = summary.retrain_longer_last.get(key)
         fields |= {f"{key}_after_{end}": levels.get(key) for end, levels in summary.after.items()}
     return fields | {
         "rounds_from_request": summary.rounds_from_request,

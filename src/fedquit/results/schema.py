@@ -107,7 +107,10 @@ def _on_path() -> tuple[Measure, ...]:
         for end in (5, 10, 20)
     ]
     auc = Measure("natural_auc", "Natural: AUC against hold-out", "share")
-    return (*natural, auc, *last, _cost("last_rounds", "Rounds averaged", "rounds"), *after)
+    longer = [Measure(f"retrain_longer_{key}", f"Retrain, longer: {label}", "%") for key, label in ON_PATH.items()]
+    longer += [Measure(f"{one.key}_last", f"{one.label}, last rounds", "%") for one in longer]
+    longer.append(Measure("retrain_longer_auc", "Retrain, longer: AUC against hold-out", "share"))
+    return (*natural, auc, *longer, *last, _cost("last_rounds", "Rounds averaged", "rounds"), *after)
 
 
 _TABLE = (

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 _ASIDE = (  # settings in which runs of one method may differ
     *("title", "seed", "request", "engine", "method.name"),
-    *("recover.follow", "recover.control"),  # they add to what is known of a recovery, and do not change it
+    *(
+        "recover.follow",
+        "recover.control",
+        "recover.retrain_longer",
+    ),  # they add to what is known of a recovery, and do not change it
 )
 
 
@@ -78,6 +82,8 @@ class MethodSummary:
         last_gaps: Their mean absolute gaps to the means over Retrain's last rounds, in points.
         natural_last: Natural's accuracies as means over the same rounds as `last`.
         natural_last_gaps: Their mean absolute gaps to the means over Retrain's last rounds, in points.
+        retrain_longer: Retrain's accuracies after as many rounds in all as the method has, where it went on.
+        retrain_longer_last: The same as means over the same rounds as `last`.
         after: By "5", "10" and "20": the accuracies over five rounds that end so many rounds after the stop.
         price_of_forgetting: The mean rise of the retained clients' loss through unlearning, in nats.
         sample_memory: Mean over the requests, in points; see `quantities.sample_memory`.
@@ -132,6 +138,8 @@ class MethodSummary:
     last_gaps: Mapping[str, float] = field(default_factory=dict)
     natural_last: Mapping[str, float] = field(default_factory=dict)
     natural_last_gaps: Mapping[str, float] = field(default_factory=dict)
+    retrain_longer: Mapping[str, float] = field(default_factory=dict)
+    retrain_longer_last: Mapping[str, float] = field(default_factory=dict)
     after: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     seconds: float | None = None
     verdicts: Mapping[str, GapVerdict] = field(default_factory=dict)
@@ -183,6 +191,7 @@ _READERS: Mapping[str, Any] = {
     "holdout_verdicts": numbers_in,
     **dict.fromkeys(("on_path", "on_path_gaps", "natural", "natural_gaps"), numbers_in),
     **dict.fromkeys(("last", "last_gaps", "natural_last", "natural_last_gaps", "after"), numbers_in),
+    **dict.fromkeys(("retrain_longer", "retrain_longer_last"), numbers_in),
 }
 
 
@@ -244,6 +253,8 @@ def summarise(
         last_gaps=path_gaps(requests, "_last"),
         natural_last=natural_levels(requests, "_last"),
         natural_last_gaps=natural_gaps(requests, "_last"),
+        retrain_longer=longer_levels(requests),
+        retrain_longer_last=longer_levels(requests, "_last"),
         after={str(end): levels for end in AFTER if (levels := path_levels(requests, f"_after_{end}"))},
         avg_gap=average,
         tug_of_war=quantities.tug_of_war(requests),
@@ -341,6 +352,17 @@ def natural_levels(requests: Sequence[RequestRows], suffix: str = "") -> dict[st
     """
     names = {key: f"natural_{key}{suffix}" for key in ON_PATH}
     return _known({key: mean(request.natural.get(name) for request in requests) for key, name in names.items()})
+
+
+def longer_levels(requests: Sequence[RequestRows], suffix: str = "") -> dict[str, float]:
+    """The mean accuracies of Retrain after as many rounds in all, over the requests whose Retrain went on.
+
+    Args:
+        requests: Of one method.
+        suffix: As for `path_gaps`.
+    """
+    names = {key: f"retrain_longer_{key}{suffix}" for key in ON_PATH}
+    return _known({key: mean(request.retrain_longer.get(name) for request in requests) for key, name in names.items()})
 
 
 def natural_gaps(requests: Sequence[RequestRows], suffix: str = "") -> dict[str, float]:

@@ -229,7 +229,9 @@ def gathered(
     oracle: list[list[Floats]] = []
     original: list[Floats] = []
     for number in range(1, models + 1):
-        at_stop = dataclasses.replace(recipe.recover, follow=0, control=False)  # no path is read from these runs
+        at_stop = dataclasses.replace(
+            recipe.recover, follow=0, control=False, retrain_longer=False
+        )  # no path is read from these runs
         other = dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number, recover=at_stop)
         tried = _without_retrain(other)
         run(tried, out / f"model-{number}", cache=cache, reporter=reporter, attached=attached)
