@@ -77,6 +77,8 @@ def test_a_model_that_remembers_is_found_out_by_every_measure() -> None:
     assert measures["holdout_verdict"] == "remembered"
     assert measures["entropy_ks_p"] < 1e-4
     assert measures["tpr_at_0.01"] > 0.5
+    assert measures["tpr_at_0.05_enough"], "20 outsiders can show one false alarm in twenty"
+    assert measures["tpr_at_0.05_low"] <= measures["tpr_at_0.05"] <= measures["tpr_at_0.05_high"]
     assert not measures["tpr_at_0.01_enough"], "20 outsiders cannot show one false alarm in a hundred"
     assert measures["exposed_against"] == "holdout"
     assert all(0 <= measures[f"mia_{name}"] <= 100 for name in ATTACKS)
@@ -139,6 +141,7 @@ def test_both_snapshots_together_name_who_they_find_and_against_whom() -> None:
     assert leak["leakage_against"] == "holdout"
     assert leak["leakage_tpr_at_0.01_low"] < leak["leakage_tpr_at_0.01"] <= leak["leakage_tpr_at_0.01_high"]
     assert leak["leakage_tpr_at_0.01"] > 0.5, "confidence falls where it was earned"
+    assert leak["leakage_tpr_at_0.05"] >= leak["leakage_tpr_at_0.01"]
     assert not leak["leakage_tpr_at_0.001_enough"], "20 outsiders cannot show one false alarm in a thousand"
     unchanged = evaluation(holdout=False).against(scaled(1.0), scaled(1.0), None)
     assert unchanged["leakage_against"] == "test"
@@ -155,7 +158,8 @@ def named_in_the_docs() -> set[str]:
 def test_the_docs_name_every_field_of_a_row_and_no_other(tmp_path: Path) -> None:
     everything = tiny(
         request=[{"clients": [1]}, {"kind": "join", "clients": [1], "anew": True}],
-        recover={"until": "rounds", "max_rounds": 1, "budgets": [0.5], "follow": 20, "control": True},
+        recover={"until": "rounds", "max_rounds": 1, "budgets": [0.5], "follow": 20}
+        | {"control": True, "retrain_longer": True},
         evaluate={"relearn": 1, "backdoor": 0.5, "backdoor_size": 2},
         audit={"canaries": 8, "guesses": 4, "kind": "both"},
     )
@@ -167,14 +171,21 @@ def test_the_docs_name_every_field_of_a_row_and_no_other(tmp_path: Path) -> None
 
 NOT_MEASURED = {
     *("method", "phase", "request", "clients", "samples", "seed", "rounds", "seconds", "fingerprint", "runs"),
-    *("curve", "path", "last_rounds", "budget", "budget_spent"),  # the same measures at other moments
+    *(
+        "curve",
+        "path",
+        "retrain_longer_path",
+        "last_rounds",
+        "budget",
+        "budget_spent",
+    ),  # the same measures at other moments
     *(f.name for f in fields(Costs)),
 }
 MEASURED_BY = {  # other fields are called as what measures them
     r"\w+_acc(_last|_after_\d+)?": "accuracy",
     r"\w+_loss": "loss",
     r"tpr_at_.+|roc|exposed_against": "roc",
-    r"(natural_)?auc\w*": "auc",
+    r"(natural_|retrain_longer_)?auc\w*": "auc",
     r"entropy_ks\w*": "entropy_ks",
     r"holdout_(verdict|reason|margin|needed|size|halves)|forget_size|tail_p|original_auc_low": "holdout_null",
     r"canary_.+": "one_run_audit",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 import pytest
 
 from fedquit.audit import evaluation as evaluating
-from fedquit.cli.runs import _print_comparison, _table
+from fedquit.cli.runs import _print_comparison, _say_price, _table
 from fedquit.cli.screen import out as screen
 from fedquit.core import Federation, Request, State, Trained
 from fedquit.core.method import Method
+from fedquit.report import tables
 from fedquit.report.export import to_csv, to_json, to_latex, to_md
 from fedquit.results.folders import open_folders
 from fedquit.results.path import at_round
+from fedquit.results.summary import group_by_method
+from fedquit.results.verdicts import leaving_sentence
 from fedquit.running.runner import run
 from fedquit.running.training_cache import Silent
 from fedquit.studies.comparison import compare
@@ -222,6 +226,14 @@ def test_natural_stands_beside_every_method_of_a_comparison(tmp_path: Path, caps
     _print_comparison(recipe, lines, tmp_path)
     said = " ".join(capsys.readouterr().out.split())
     assert "The method / Natural after as many rounds" in said
+    verdict = by_method["fedquit"].leaving["forget_acc"]
+    assert (verdict.word, verdict.design, verdict.targets, verdict.hypotheses) == ("cannot tell", "shared", 2, 4)
+    paths = [outcome.at("recovered")["path"] for outcome in outcomes if outcome.method == "fedquit"]
+    last = [sum(point["forget_acc"] for point in path[-10:]) / 10 for path in (*paths, *stored["controls"].values())]
+    assert verdict.difference == pytest.approx((last[0] - last[2] + last[1] - last[3]) / 2)
+    assert own.leaving == {}, "the control is not judged against itself"
+    assert f"fedquit: {leaving_sentence(verdict)}" in said
+    assert "Against Natural, cannot tell: the smallest p of 1 difference is 1, and 4 tests together need 0.013" in said
     long_enough = [line for line in lines if line.method != "federaser"]
     _print_comparison(recipe, long_enough, tmp_path)
     assert "as means over the last 10 rounds" in " ".join(capsys.readouterr().out.split())
@@ -235,6 +247,11 @@ def test_natural_stands_beside_every_method_of_a_comparison(tmp_path: Path, caps
     assert summary["natural_holdout_acc"] == fedquit.natural["holdout_acc"]
     assert summary["forget_acc_last_gap"] == fedquit.last_gaps["forget_acc"]
     assert "natural_forget_acc" in to_csv(results).splitlines()[0]
+    assert summary["leaving"]["forget_acc"]["word"] == "cannot tell"
+    assert "forget_acc_against_natural" in to_csv(results).splitlines()[0]
+    beside = tables.control(group_by_method(results.runs, results.comparisons))
+    assert beside is not None
+    assert f"fedquit: {leaving_sentence(verdict)}." in beside.note
 
 
 def test_a_comparison_that_goes_on_makes_its_control_longer(tmp_path: Path) -> None:
@@ -245,3 +262,49 @@ def test_a_comparison_that_goes_on_makes_its_control_longer(tmp_path: Path) -> N
     longer = json.loads((tmp_path / "comparison.json").read_text())["controls"]["seed-0/client-0"]
     assert len(longer) > len(short) == 2
     assert longer[:2] == short
+
+
+def test_retrain_goes_on_for_as_many_rounds_as_the_method_took(tmp_path: Path) -> None:
+    recover = {"until": "rounds", "max_rounds": 2, "follow": 1}
+    rows = by_phase(run(tiny(recover={**recover, "retrain_longer": True}), tmp_path / "a", cache=tmp_path / "cache"))
+    plain = by_phase(run(tiny(recover=recover), tmp_path / "b", cache=tmp_path / "cache"))
+    row = rows["recovered"]
+    added = {key for key in row if key.startswith("retrain_longer")}
+    assert untimed({key: value for key, value in row.items() if key not in added}) == untimed(plain["recovered"])
+    path = row["retrain_longer_path"]
+    assert [point["round"] for point in path] == [0, 1, 2, 3, 4], "one of unlearning, two of recovery, one followed"
+    for key in ("test_acc", "forget_acc", "holdout_acc"):
+        assert path[0][key] == pytest.approx(rows["retrained"][key]), "round 0 is Retrain"
+        assert row[f"retrain_longer_{key}"] == path[3][key]
+        assert row[f"retrain_longer_{key}_last"] == pytest.approx(sum(point[key] for point in path[2:]) / 3)
+    assert len({point["test_acc"] for point in path}) > 1, "it trains"
+    with screen.capture() as said:
+        _say_price(list(rows.values()))
+    assert f"Retrain after as many rounds in all as the method: test {path[3]['test_acc']:.1f}, retain" in said.get()
+
+
+def test_a_comparison_lets_retrain_go_on_once_for_all_methods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tiny(recover={"until": "rounds", "max_rounds": 1, "retrain_longer": True})
+    (target,) = recipe.request[0].clients
+    lines, outcomes = compare(recipe, ["fedquit", "natural"], [target], 1, tmp_path, overview=Quiet())
+    stored = json.loads((tmp_path / "comparison.json").read_text())["retrain_longer"]
+    path = stored[f"seed-0/client-{target}"]
+    assert [point["round"] for point in path] == [0, 1, 2]
+    assert not any("retrain_longer_path" in row for o in outcomes for row in o.rows), "not once for each method"
+    by_method = {line.method: line for line in lines}
+    assert by_method["fedquit"].retrain_longer["forget_acc"] == path[2]["forget_acc"], "unlearning is a round, too"
+    assert by_method["natural"].retrain_longer["forget_acc"] == path[1]["forget_acc"]
+    own = by_phase(
+        run(dataclasses.replace(recipe, method={"name": "natural"}), tmp_path / "alone", cache=tmp_path / "cache")
+    )
+    assert own["recovered"]["retrain_longer_path"] == path[:2], "as a run of its own finds it"
+    _print_comparison(recipe, lines, tmp_path)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "/ Retrain of as many rounds in all, in %" in said
+    assert f"/ {path[2]['forget_acc']:.1f} (" in said
+    results = open_folders([tmp_path])
+    (summary,) = [line for line in json.loads(to_json(results))["summary"] if line["method"] == "fedquit"]
+    assert summary["retrain_longer_forget_acc"] == path[2]["forget_acc"]
+    assert "retrain_longer_forget_acc" in to_csv(results).splitlines()[0]

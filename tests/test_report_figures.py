@@ -524,7 +524,7 @@ def test_a_comparison_tells_its_pairs_and_calls_a_difference_one(tmp_path: Path)
     assert found[0] == ["Method", "Avg. gap", "Retain", "Forget"]
     assert found[1] == [
         "pga",
-        "−0.5 −2.0 to +1.0 no difference",
+        "−0.5 −2.0 to +1.0 cannot tell",
         "−3.0 −5.0 to −1.0 nearer",
         "+3.0 +1.0 to +5.0 farther",
     ]

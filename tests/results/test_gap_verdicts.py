@@ -12,9 +12,21 @@ import pytest
 
 from fedquit.inference.gaps import Margin
 from fedquit.results.comparison import Comparison, Outcome, build_comparison
+from fedquit.results.path import durability, last_rounds, last_window
+from fedquit.results.requests import RequestRows
 from fedquit.results.schema import AVERAGED
 from fedquit.results.summary import MethodSummary
-from fedquit.results.verdicts import JUDGED, forget_gap, gap_sample, legend, mark, open_question
+from fedquit.results.verdicts import (
+    JUDGED,
+    clients_outside,
+    forget_gap,
+    gap_sample,
+    leaving_sample,
+    leaving_sentence,
+    legend,
+    mark,
+    open_question,
+)
 
 MEASURES = ("test_acc", *AVERAGED.values())
 LEVELS = np.array([75.0, 80.0, 60.0, 70.0, 55.0])  # of Retrain in these measures
@@ -217,3 +229,180 @@ def test_means_over_the_last_rounds_are_judged_where_both_have_equally_many(roun
     assert sample.retrain[0].tolist() == ([52.0, 53.0] if judged == 51.0 else [50.0, 49.0])
     del retrains[0][8]["forget_acc_last"]
     assert gap_sample(method, retrains, "forget_acc").method[0].tolist() == [60.0]
+
+
+def controlled(
+    seed: int, *, targets: int = 8, effect: float = 0.0, margin: Margin | None = None, methods: tuple[str, ...] = ("m",)
+) -> Comparison:
+    """A comparison whose methods continue from their Originals as Natural does, but for an effect in points.
+
+    Each run has ten rounds after the request; the forget accuracy wobbles from round to round.
+    """
+    draw = np.random.default_rng(seed)
+    outcomes = []
+    again: dict[Any, dict[str, Any]] = {}
+    controls: dict[Any, list[dict[str, Any]]] = {}
+    for target in range(targets):
+        original = LEVELS + draw.normal(0, 4, size=len(MEASURES))
+
+        def path(level: float) -> list[dict[str, Any]]:
+            mean = level + draw.normal(0, 2.0)
+            rounds = [{"round": r, "phase": "recovery", "forget_acc": mean + draw.normal()} for r in range(1, 11)]
+            return [{"round": 0, "phase": "original", "forget_acc": level}, *rounds]
+
+        retrained = row("retrained", original - 10)
+        again[target, target] = {**row("retrained again", original - 10), "retrain_seed": 1000 + target}
+        controls[target, target] = path(original[2])
+        for method in methods:
+            own = path(original[2] + effect)
+            values = {**row("recovered", original), **last_rounds(own), "rounds": 10, "path": own}
+            values["forget_acc"] = own[-1]["forget_acc"]
+            rows = [row("original", original), retrained, {**row("unlearned", original), "rounds": 0}, values]
+            folder = Path("out") / f"seed-{target}" / f"client-{target}" / method
+            outcomes.append(Outcome(method, target, target, folder, tuple(rows)))
+    return build_comparison({}, {}, methods, outcomes, again, Path("out"), controls=controls, margin=margin)
+
+
+def test_a_method_that_is_natural_differs_from_leaving_in_at_most_19_of_200_studies() -> None:
+    """5 % and three standard errors."""
+    verdicts = [controlled(5000 + seed).methods["m"].leaving["forget_acc"] for seed in range(200)]
+    assert sum(verdict.word == "differs from leaving" for verdict in verdicts) <= 19
+
+
+def test_a_method_is_judged_against_natural_at_equal_rounds() -> None:
+    comparison = controlled(1, effect=-12.0, margin=Margin(3.0), methods=("m", "natural"))
+    verdict = comparison.methods["m"].leaving["forget_acc"]
+    assert (verdict.word, verdict.targets, verdict.runs, verdict.hypotheses) == ("differs from leaving", 8, 1, 1)
+    assert comparison.methods["natural"].leaving == {}, "the control is not judged against itself"
+    differences = []
+    for outcome in comparison.methods["m"].last, comparison.methods["m"].natural_last:
+        differences.append(outcome["forget_acc"])
+    assert verdict.difference == pytest.approx(differences[0] - differences[1]), "means over the last ten rounds"
+    assert leaving_sentence(verdict) == (
+        f"forget accuracy −{-differences[0] + differences[1]:.1f} points from Natural's at equal rounds (95 % interval "
+        f"−{-(verdict.low or 0):.1f} to −{-(verdict.high or 0):.1f}): differs from leaving (p = 0.008)"
+    )
+    alike = controlled(2, margin=Margin(5.0)).methods["m"].leaving["forget_acc"]
+    assert alike.word == "no benefit over leaving"
+    unknown = controlled(2).methods["m"].leaving
+    assert unknown["forget_acc"].word == "cannot tell"
+    assert leaving_sentence(unknown["forget_acc"]).endswith(": cannot tell")
+    assert "no benefit over leaving” needs a margin" in open_question([unknown])
+
+
+def test_a_verdict_against_natural_is_stored_and_read_back() -> None:
+    comparison = controlled(3, margin=Margin(3.0))
+    read = Comparison.read("out", json.loads(json.dumps(comparison.to_dict())))
+    assert read.methods["m"].leaving == comparison.methods["m"].leaving
+    assert MethodSummary.read({"method": "m", "leaving": {"forget_acc": {"word": "better"}}}).leaving == {}
+    assert MethodSummary.read({"method": "m"}).leaving == {}
+
+
+def test_targets_with_the_same_seeds_are_compared_with_natural_by_whole_seeds() -> None:
+    def request(target: int, seed: int, **more: Any) -> RequestRows:
+        values = {"forget_acc": 50.0 + seed, "natural_forget_acc": 40.0 + target, **more}
+        return RequestRows(0, [{"phase": "recovered", "clients": [target], "seed": seed, "rounds": 1, **values}])
+
+    requests = [request(target, seed) for target in (0, 1) for seed in (2, 1, 0)]
+    sample = leaving_sample(requests, "forget_acc")
+    assert sample.shared
+    assert [own.tolist() for own in sample.differences] == [[10.0, 11.0, 12.0], [9.0, 10.0, 11.0]], "in order of seeds"
+    fewer = leaving_sample(requests[:-1], "forget_acc")
+    assert [own.tolist() for own in fewer.differences] == [[11.0, 12.0], [10.0, 11.0]], "seeds that all targets have"
+    own = leaving_sample([request(0, 0), request(1, 1)], "forget_acc")
+    assert not own.shared
+    mixed = [request(0, 0, forget_acc_last=1.0, natural_forget_acc_last=9.0), request(1, 1)]
+    assert leaving_sample(mixed, "forget_acc").differences[0].tolist() == [10.0], "one run has no last rounds"
+    averaged = leaving_sample(mixed[:1], "forget_acc")
+    assert averaged.differences[0].tolist() == [-8.0]
+    assert leaving_sample(requests, "holdout_acc").runs == 0
+
+
+def followed(seed: int, *, back: float = 0.0, rounds: int = 20, margin: Margin | None = None) -> Comparison:
+    """A null method whose forget accuracy comes back by some points in the last five of twenty rounds."""
+    draw = np.random.default_rng(seed)
+    outcomes = []
+    again: dict[Any, dict[str, Any]] = {}
+    others: dict[Any, list[dict[str, Any]]] = {}
+    for target in range(6):
+        level = 60 + draw.normal(0, 4)
+
+        def path(phase: str, number: int, *, level: float = level) -> list[dict[str, Any]]:
+            mean = level + draw.normal(0, 1.5)
+            return [{"round": r, "phase": phase, "forget_acc": mean + draw.normal()} for r in range(1, number + 1)]
+
+        others[target] = [
+            {**row("retrained again", LEVELS), "path": path("training", 10), "retrain_seed": 1000 * target + r}
+            for r in range(3)
+        ]
+        again[target, target] = others[target][0]
+        own = path("followed", rounds)
+        for point in own[-5:]:
+            point["forget_acc"] += back
+        recovered = {**row("recovered", LEVELS), "path": own, **durability(own)}
+        rows = (row("retrained", LEVELS), row("unlearned", LEVELS), recovered)
+        outcomes.append(Outcome("m", target, target, Path(f"out/seed-{target}/client-{target}/m"), rows))
+    return build_comparison({}, {}, ["m"], outcomes, again, Path("out"), retrains=others, margin=margin)
+
+
+def test_durability_is_judged_in_windows_of_five_rounds_of_method_and_retrain() -> None:
+    comparison = followed(1, back=15.0, margin=Margin(4.0))
+    verdict = comparison.methods["m"].durable
+    assert verdict is not None
+    assert verdict.word == "not durable"
+    assert "differs from Retrain 20 rounds after the stop" in verdict.reason
+    assert verdict.windows["20"].gap == pytest.approx((verdict.windows["10"].gap or 0.0) + 15.0, abs=2.0)
+    stored = json.loads(json.dumps(comparison.to_dict()))
+    read = Comparison.read("out", stored).methods["m"]
+    assert read.durable == verdict
+    assert read.to_dict() == comparison.methods["m"].to_dict()
+    assert MethodSummary.read({"method": "m", "durable": {"word": "lasts"}}).durable is None
+    lasting = followed(2, margin=Margin(5.0)).methods["m"].durable
+    assert lasting is not None
+    assert lasting.word == "durable"
+
+
+def test_a_null_method_is_called_not_durable_in_at_most_11_of_100_studies() -> None:
+    """5 % and three standard errors."""
+    verdicts = [followed(6000 + seed).methods["m"].durable for seed in range(100)]
+    assert sum(verdict is not None and verdict.word == "not durable" for verdict in verdicts) <= 11
+
+
+def test_durability_needs_the_whole_path_and_retrains_last_rounds() -> None:
+    short = followed(3, rounds=10, margin=Margin(5.0)).methods["m"].durable
+    assert short is not None
+    assert short.word == "cannot tell"
+    assert "set recover.follow = 20" in short.reason
+    assert simulated(0).methods["null"].durable is None, "nothing was followed"
+    assert last_window([{"forget_acc": float(i)} for i in range(10)], "forget_acc") == 7.0
+    assert last_window([{"forget_acc": 1.0}] * 4, "forget_acc") is None
+
+
+def test_single_clients_are_judged_by_the_spread_of_their_own_retrains() -> None:
+    comparison = simulated(9, targets=3, retrains=10)
+    clients = comparison.methods["null"].clients
+    assert list(clients) == ["client 0", "client 1", "client 2"]
+    for target, client in enumerate(clients.values()):
+        own = [r["forget_acc"] for r in comparison.retrains if r["clients"] == [target]]
+        assert client.high == pytest.approx(2.373 * float(np.std(own, ddof=1)), rel=0.01), "t(0.975, 9) √(1 + 1/10)"
+        assert client.low == pytest.approx(-client.high)
+        assert (client.runs, client.retrains) == (1, 10)
+    assert sum(client.gap for client in clients.values()) / 3 == pytest.approx(
+        comparison.methods["null"].verdicts["forget_acc"].gap
+    )
+    off = simulated(9, targets=3, retrains=10, shift=30.0).methods["null"].clients
+    assert all(client.outside for client in off.values())
+    gap = f"+{off['client 0'].gap:.1f}"
+    assert clients_outside(off).startswith(
+        f"3 of 3 targets lie outside where another Retrain would lie in 95 % of cases (client 0 {gap}, client 1"
+    )
+    read = Comparison.read("out", json.loads(json.dumps(comparison.to_dict())))
+    assert read.methods["null"].clients == clients
+    assert MethodSummary.read({"method": "m", "clients": {"client 0": {"gap": 1}, "b": 2}}).clients == {}
+    assert clients_outside({}) == ""
+    assert simulated(9, targets=3, retrains=1).methods["null"].clients == {}, "one Retrain shows no spread"
+
+
+def test_a_single_client_of_a_null_method_lies_outside_in_about_five_percent() -> None:
+    outside = [c.outside for seed in range(60) for c in simulated(7000 + seed).methods["null"].clients.values()]
+    assert np.mean(outside) == pytest.approx(0.05, abs=3 * (0.05 * 0.95 / len(outside)) ** 0.5)

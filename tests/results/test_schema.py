@@ -30,7 +30,8 @@ def test_results_need_neither_torch_nor_a_drawing_library() -> None:
 
 def test_the_table_of_measures_names_every_number_of_a_row(tmp_path: Path) -> None:
     everything = tiny(
-        recover={"until": "rounds", "max_rounds": 1, "budgets": [0.5], "follow": 20, "control": True},
+        recover={"until": "rounds", "max_rounds": 1, "budgets": [0.5], "follow": 20}
+        | {"control": True, "retrain_longer": True},
         evaluate={"relearn": 1, "backdoor": 0.5, "backdoor_size": 2},
         data={"holdout": 0.2},
         audit={"canaries": 8, "guesses": 4, "kind": "both"},

@@ -101,9 +101,17 @@ def trace_table(requests: Sequence[RequestRows]) -> Table:
 
 
 def _say_price(rows: list[dict[str, Any]]) -> None:
+    from fedquit.results.schema import ON_PATH, number
+    from fedquit.results.words import fixed
+
     if any(row["phase"] == "natural" for row in rows):
         screen.print("natural: the control, which unlearns nothing. The client leaves, and training goes on without it")
         screen.print("for as many rounds as unlearning and recovery took together.")
+    for row in rows:
+        longer = {key: number(row.get(f"retrain_longer_{key}")) for key in ON_PATH}
+        if longer["test_acc"] is not None:
+            levels = ", ".join(f"{ON_PATH[key].lower()} {fixed(level)}" for key, level in longer.items() if level)
+            screen.print(f"Retrain after as many rounds in all as the method: {levels} %.", highlight=False)
     for row in rows:
         price = row.get("price_of_forgetting")
         if price is not None:
@@ -294,6 +302,7 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
     if controlled:
         screen.print(control_table(controlled, last=natural_averaged(controlled)))
         screen.print("Natural is the control: nothing is unlearned, training goes on without the client.")
+        _print_leaving(controlled)
     if any(line.budgets for line in lines):
         screen.print(budget_table(lines))
     _print_holdout_verdicts(lines)
@@ -307,7 +316,7 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
 
 def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
     """What the marks of the gaps mean, and which sizes would tell what these do not."""
-    from fedquit.results.verdicts import forget_gap, legend, open_question
+    from fedquit.results.verdicts import clients_outside, forget_gap, legend, open_question
 
     each = [line.verdicts for line in lines]
     if any(each):
@@ -316,9 +325,28 @@ def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
         verdict = line.verdicts.get("forget_acc")
         if verdict is not None and verdict.retrains > 1:
             screen.print(f"{line.method}: {forget_gap(verdict)}", **PLAIN)
+    for line in lines:
+        alone = clients_outside(line.clients)
+        if alone:
+            screen.print(f"{line.method}: {alone}, each judged by itself", **PLAIN)
+        if line.durable is not None:
+            screen.print(f"{line.method}, {line.durable.reason}", **PLAIN)
     why = open_question(each)
     if why:
         screen.print(f"{why[:1].upper()}{why[1:]} (--targets, --retrain-seeds, --margin).", **PLAIN)
+
+
+def _print_leaving(lines: Sequence[MethodSummary]) -> None:
+    """Whether each method does more than Natural, and which sizes would tell what these do not."""
+    from fedquit.results.verdicts import leaving_sentence, open_question
+
+    for line in lines:
+        verdict = line.leaving.get("forget_acc")
+        if verdict is not None:
+            screen.print(f"{line.method}: {leaving_sentence(verdict)}", **PLAIN)
+    why = open_question(line.leaving for line in lines)
+    if why:
+        screen.print(f"Against Natural, {why} (--targets, --seeds, --retrain-seeds, --margin).", **PLAIN)
 
 
 def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
@@ -379,7 +407,8 @@ def control_table(lines: Sequence[MethodSummary], *, last: bool = False) -> Tabl
     known = [line for line in lines if line.natural]
     shown = {key: label for key, label in ON_PATH.items() if any(key in line.natural for line in known)}
     when = f"as means over the last {LAST} rounds" if last else "after as many rounds from the request on"
-    table = Table(title=f"The method / Natural {when}, in % (gaps to Retrain)", **LOOK)
+    third = " / Retrain of as many rounds in all" if any(line.retrain_longer for line in known) else ""
+    table = Table(title=f"The method / Natural {when}{third}, in % (gaps to Retrain)", **LOOK)
     table.add_column("method", no_wrap=True)
     for name in ("rounds", *(label.lower() for label in shown.values())):
         table.add_column(name, justify="right", no_wrap=True)
@@ -389,6 +418,8 @@ def control_table(lines: Sequence[MethodSummary], *, last: bool = False) -> Tabl
         cells = []
         for key in shown:
             levels, gaps = [f"{fixed(a.get(key))} / {fixed(b.get(key))}" for a, b in zip(own, control, strict=True)]
+            longer = line.retrain_longer_last if last else line.retrain_longer
+            levels += f" / {fixed(longer.get(key))}" if third else ""
             cells.append(f"{levels} ({gaps})" if key in own[1] or key in control[1] else levels)
         table.add_row(escape(line.method), fixed(line.rounds_from_request), *cells)
     return table
@@ -458,7 +489,8 @@ def _print_paired(lines: Sequence[MethodSummary]) -> None:
     for line in lines:
         pair = line.against_first.get("forget_acc")
         if pair:
-            verdict = "a difference" if pair.different else "not a difference"
+            direction = "farther from Retrain" if pair.mean > 0 else "nearer to Retrain"
+            verdict = direction if pair.different else "cannot tell"
             interval = f"95 % interval {pair.low:+.1f} to {pair.high:+.1f}"
             text = f"{line.method}: forget gap {pair.mean:+.1f} points against {first}'s ({interval}): {verdict}"
             screen.print(text, **PLAIN)

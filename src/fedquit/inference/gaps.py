@@ -9,7 +9,7 @@ same procedure give exchangeable values, so that permuting which of the M + R va
 |---|---|
 | does any target differ | `any_target_p` (decides "differs") |
 | does the mean over targets differ | `bias_p`, `mean_interval` |
-| where would one more Retrain of one target lie | `prediction_interval` |
+| where would one more Retrain of one target lie | `prediction_interval`, `client_gap` |
 | is the mean gap within a margin that was fixed beforehand | `equivalence_p` (TOST, Schuirmann 1987) |
 | is the root-mean-square gap within k standard deviations of these very Retrains | `studentised_p` (Wellek 2010) |
 | several measures and methods at once | `holm` (Holm 1979) |
@@ -210,8 +210,15 @@ def _standardised_gaps(sample: GapSample) -> list[Floats]:
     return tables
 
 
-def _share_at_least(tables: Sequence[Floats], observed: float, draws: int, *, both_tails: bool) -> float:
-    """The share of all combinations, one entry from each table, whose sum is no smaller than the observed one."""
+def share_at_least(tables: Sequence[Floats], observed: float, draws: int, *, both_tails: bool) -> float:
+    """The share of all combinations, one entry from each table, whose sum is no smaller than the observed one.
+
+    Args:
+        tables: What each part of the sum can be.
+        observed: The sum to compare with.
+        draws: How many combinations are drawn where there are too many to count.
+        both_tails: Whether sums of that size with either sign count.
+    """
     limit = observed - 1e-9 * max(1.0, abs(observed))
     middle = (len(tables) + 1) // 2
     first, second = tables[:middle], tables[middle:]
@@ -250,7 +257,7 @@ def any_target_p(sample: GapSample, *, hypotheses: int = 1) -> float:
     if not squares:
         return 1.0
     observed = sum(float(table[0]) for table in squares)
-    return _share_at_least(squares, observed, max(10_000, 100 * hypotheses), both_tails=False)
+    return share_at_least(squares, observed, max(10_000, 100 * hypotheses), both_tails=False)
 
 
 def bias_p(sample: GapSample, *, hypotheses: int = 1) -> float:
@@ -266,7 +273,7 @@ def bias_p(sample: GapSample, *, hypotheses: int = 1) -> float:
     observed = abs(sum(float(table[0]) for table in tables))
     if observed <= 1e-9:
         return 1.0
-    return _share_at_least(tables, observed, max(10_000, 100 * hypotheses), both_tails=True)
+    return share_at_least(tables, observed, max(10_000, 100 * hypotheses), both_tails=True)
 
 
 def seed_blocks_p(sample: GapSample) -> float:
@@ -365,6 +372,41 @@ def studentised_p(sample: GapSample, k: float) -> float:
     if variance == 0:
         return 0.0 if size == 0 else 1.0
     return float(ncf.cdf(size / (variance * scale), targets, targets * (retrains - 1), targets * k**2 / scale))
+
+
+@dataclass(frozen=True)
+class ClientGap:
+    """The gap of one target to its own Retrains, and where that of another Retrain would lie.
+
+    Attributes:
+        gap: The mean of the method's values less that of the Retrains, in points.
+        low: The lower end of the 95 % prediction interval of the gap of as many more Retrains; for this target alone.
+        high: The upper end.
+        runs: Of the method.
+        retrains: Retrains with other seeds.
+    """
+
+    gap: float
+    low: float
+    high: float
+    runs: int
+    retrains: int
+
+    @property
+    def outside(self) -> bool:
+        """Whether the gap lies where another Retrain's would lie in at most 5 % of cases."""
+        return not self.low <= self.gap <= self.high
+
+
+def client_gap(method: npt.ArrayLike, retrain: npt.ArrayLike) -> ClientGap | None:
+    """Judge a single target by the spread of its own Retrains; None with fewer than two of them, or without a run."""
+    values = np.asarray(method, dtype=np.float64)
+    gold = np.asarray(retrain, dtype=np.float64)
+    if not len(values) or len(gold) < 2:
+        return None
+    centre = float(gold.mean())
+    low, high = prediction_interval(gold, runs=len(values))
+    return ClientGap(float(values.mean()) - centre, low - centre, high - centre, len(values), len(gold))
 
 
 # Sizes
@@ -513,11 +555,11 @@ def judge(
         For each sample its verdict, with a sentence that gives the reason.
     """
     hypotheses = len(samples)
-    tested = {key: _tested(sample, margin, hypotheses) for key, sample in samples.items()}
-    differs = holm([1.0 if verdict.p is None else verdict.p for verdict in tested.values()])
-    alike = holm([1.0 if verdict.equivalence_p is None else verdict.equivalence_p for verdict in tested.values()])
+    each = {key: tested(sample, margin, hypotheses) for key, sample in samples.items()}
+    differs = holm([1.0 if verdict.p is None else verdict.p for verdict in each.values()])
+    alike = holm([1.0 if verdict.equivalence_p is None else verdict.equivalence_p for verdict in each.values()])
     verdicts = {}
-    for (key, verdict), p, equivalent in zip(tested.items(), differs, alike, strict=True):
+    for (key, verdict), p, equivalent in zip(each.items(), differs, alike, strict=True):
         adjusted = replace(
             verdict,
             p=None if verdict.p is None else p,
@@ -527,8 +569,14 @@ def judge(
     return verdicts
 
 
-def _tested(sample: GapSample, margin: Margin | None, hypotheses: int) -> GapVerdict:
-    """The tests of one sample, each for itself; the word comes later."""
+def tested(sample: GapSample, margin: Margin | None, hypotheses: int) -> GapVerdict:
+    """The tests of one sample, each for itself and without a word.
+
+    Args:
+        sample: Of one method in one measure.
+        margin: Of the equivalence; None where none was fixed.
+        hypotheses: How many tests will be corrected together.
+    """
     sizes = {"targets": sample.targets, "runs": sample.runs, "retrains": sample.retrains, "hypotheses": hypotheses}
     design = "shared" if sample.shared else "own"
     size = _points(sample, margin)
@@ -583,22 +631,29 @@ def _worded(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> Ga
     if verdict.p is not None and verdict.p <= LEVEL:
         within = verdict.equivalence_p is not None and verdict.equivalence_p <= LEVEL
         note = f"; its mean over targets is within ±{verdict.margin:.1f} points all the same" if within else ""
-        return replace(verdict, word=DIFFERS, reason=f"differs from Retrain (p = {_p(verdict.p)}){note}")
+        return replace(verdict, word=DIFFERS, reason=f"differs from Retrain (p = {rounded_p(verdict.p)}){note}")
     if verdict.equivalence_p is not None and verdict.equivalence_p <= LEVEL and margin is not None:
         kind = "root-mean-square gap" if margin.studentised else "mean gap"
         own = f", {margin.size:g} standard deviations of Retrain" if margin.studentised else ""
-        reason = (
-            f"equivalent: the {kind} lies within ±{verdict.margin:.1f} points{own} (p = {_p(verdict.equivalence_p)})"
-        )
+        size = f"the {kind} lies within ±{verdict.margin:.1f} points{own}"
+        reason = f"equivalent: {size} (p = {rounded_p(verdict.equivalence_p)})"
         return replace(verdict, word=EQUIVALENT, reason=reason)
-    return replace(verdict, word=CANNOT_TELL, reason=f"cannot tell: {_why_not(verdict, sample, margin)}")
+    return replace(verdict, word=CANNOT_TELL, reason=f"cannot tell: {why_not(verdict, sample, margin)}")
 
 
-def _p(value: float) -> str:
+def rounded_p(value: float) -> str:
+    """A p-value with three digits, as in "0.042" and "below 0.001"."""
     return f"{value:.3f}" if value >= 0.0005 else "below 0.001"
 
 
-def _why_not(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> str:
+def why_not(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> str:
+    """Why neither a difference nor an equivalence is shown, and which sizes would show one.
+
+    Args:
+        verdict: With the corrected p-values.
+        sample: That it was made from.
+        margin: Of the equivalence; None where none was fixed.
+    """
     targets, runs, retrains, hypotheses = verdict.targets, verdict.runs, verdict.retrains, verdict.hypotheses
     if not targets or not runs:
         return "no target has both the method's measure and that of a Retrain with another seed"
@@ -610,8 +665,8 @@ def _why_not(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> s
         return "the targets share an Original, and not every target has a value of every seed"
     smallest = least_p(targets, runs, retrains, shared=sample.shared)
     if smallest > LEVEL / hypotheses + 1e-12:
-        sizes = f"{_count(targets, 'target')} and {_count(retrains, 'Retrain')}"
-        least = f"the smallest p with {sizes} is {smallest:.2g}, and {_count(hypotheses, 'test')} together need "
+        sizes = f"{counted(targets, 'target')} and {counted(retrains, 'Retrain')}"
+        least = f"the smallest p with {sizes} is {smallest:.2g}, and {counted(hypotheses, 'test')} together need "
         shared = "; the targets share an Original, so that only whole seeds count" if sample.shared else ""
         enough = _enough(targets, runs, hypotheses, retrains, shared=sample.shared)
         return f"{least}{LEVEL / hypotheses:.2g}{shared}; {enough}"
@@ -625,15 +680,16 @@ def _enough(targets: int, runs: int, hypotheses: int, retrains: int = 3, *, shar
     more_retrains = least_retrains(targets, runs, hypotheses, shared=shared)
     ways = []
     if more_targets is not None and more_targets <= _LIKELY:
-        ways.append(f"{_count(more_targets, 'target')} with {_count(retrains, 'Retrain')}{own} each")
+        ways.append(f"{counted(more_targets, 'target')} with {counted(retrains, 'Retrain')}{own} each")
     if more_retrains is not None and more_retrains <= _LIKELY and (more_targets, retrains) != (targets, more_retrains):
-        ways.append(f"{_count(targets, 'target')} with {_count(more_retrains, 'Retrain')} each")
+        ways.append(f"{counted(targets, 'target')} with {counted(more_retrains, 'Retrain')} each")
     return f"a difference can be shown with {' or '.join(ways)}" if ways else "compare fewer methods at once"
 
 
 def _not_shown(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> str:
     """Sizes would do, and the numbers do not decide."""
-    shown = f"no difference is shown (p = {_p(1.0 if verdict.p is None else verdict.p)}), and that is no proof of none"
+    p = rounded_p(1.0 if verdict.p is None else verdict.p)
+    shown = f"no difference is shown (p = {p}), and that is no proof of none"
     if sample.shared:
         return f"{shown}; equivalence needs an Original of its own for each target"
     if margin is None:
@@ -642,24 +698,25 @@ def _not_shown(verdict: GapVerdict, sample: GapSample, margin: Margin | None) ->
         uneven = margin.studentised and not sample.balanced
         needs = "as many runs and as many Retrains of every target" if uneven else "3 targets, or 2 with 3 Retrains"
         return f"{shown}; an equivalence within {margin} needs {needs}; {_would_find(verdict, sample)}"
-    missed = f"nor is an equivalence within ±{verdict.margin:.1f} points (p = {_p(verdict.equivalence_p)})"
+    missed = f"nor is an equivalence within ±{verdict.margin:.1f} points (p = {rounded_p(verdict.equivalence_p)})"
     if margin.studentised or not verdict.margin:
         return f"{shown}, {missed}; {_would_find(verdict, sample)}"
     deviation = float(sample.gaps.std(ddof=1))
     enough = targets_for_equivalence(deviation, verdict.margin, verdict.hypotheses)
     if enough is None:
         return f"{shown}, {missed}; more than {_MOST} targets would be needed: take a wider margin or more runs of each"
-    return f"{shown}, {missed}; {_count(enough, 'target')} would show it in 80 % of studies if there is no gap"
+    return f"{shown}, {missed}; {counted(enough, 'target')} would show it in 80 % of studies if there is no gap"
 
 
 def _would_find(verdict: GapVerdict, sample: GapSample) -> str:
     enough = targets_for_difference(verdict.runs, verdict.retrains, _TYPICAL, verdict.hypotheses)
     points = _TYPICAL * math.sqrt(sample.retrain_variance)
-    number = f"more than {_MOST} targets" if enough is None else _count(enough, "target")
+    number = f"more than {_MOST} targets" if enough is None else counted(enough, "target")
     return f"{number} would find a gap of {points:.1f} points in 80 % of studies"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, as in "1 target" and "3 targets"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -31,15 +31,24 @@ def flat_rows(results: ResultSet) -> list[dict[str, Any]]:
     Rows after recovery have the words of the verdicts, which are over all targets of the method, not of this row alone.
     """
     groups = group_by_method(results.runs, results.comparisons)
-    verdicts = {id(request): group.verdicts for group in groups for request in group.requests}
+    group_of = {id(request): group for group in groups for request in group.requests}
     rows = []
     for run in results.runs:
         for event in run.events:
             for row in event.rows:
-                judged = verdicts.get(id(event), {}) if row["phase"] == "recovered" else {}
-                words = {f"{key}_verdict": verdict.word for key, verdict in judged.items()}
+                group = group_of.get(id(event)) if row["phase"] == "recovered" else None
+                words = _words(group) if group else {}
                 rows.append({"run": run.folder} | _scalars(row) | _derived(event, row) | words)
     return rows
+
+
+def _words(group: MethodGroup) -> dict[str, str]:
+    """The words of a method's verdicts, by column: against Retrain, after the stop, and against Natural."""
+    against_retrain = {f"{key}_verdict": verdict.word for key, verdict in group.verdicts.items()}
+    lasting = {"durable_verdict": group.durable.word} if group.durable else {}
+    return (
+        against_retrain | lasting | {f"{key}_against_natural": verdict.word for key, verdict in group.leaving.items()}
+    )
 
 
 def _scalars(row: Row) -> dict[str, Any]:
@@ -61,6 +70,7 @@ def _derived(event: RequestRows, row: Row) -> dict[str, float]:
         columns["avg_gap"] = quantities.average_gap(sizes)
     if phase == "recovered":
         columns |= at.natural
+        columns |= at.retrain_longer
     return {key: value for key, value in columns.items() if value is not None}
 
 
@@ -113,6 +123,8 @@ def summary_fields(summary: MethodSummary) -> dict[str, Any]:
         fields[f"{key}_last_gap"] = summary.last_gaps.get(key)
         fields[f"natural_{key}_last"] = summary.natural_last.get(key)
         fields[f"natural_{key}_last_gap"] = summary.natural_last_gaps.get(key)
+        fields[f"retrain_longer_{key}"] = summary.retrain_longer.get(key)
+        fields[f"retrain_longer_{key}_last"] = summary.retrain_longer_last.get(key)
         fields |= {f"{key}_after_{end}": levels.get(key) for end, levels in summary.after.items()}
     return fields | {
         "rounds_from_request": summary.rounds_from_request,
@@ -135,6 +147,9 @@ def summary_fields(summary: MethodSummary) -> dict[str, Any]:
         "distribution_knowledge": summary.distribution_knowledge,
         "holdout_verdicts": dict(summary.holdout_verdicts),
         "verdicts": {key: asdict(verdict) for key, verdict in summary.verdicts.items()},
+        "leaving": {key: asdict(verdict) for key, verdict in summary.leaving.items()},
+        "clients": {name: asdict(client) | {"outside": client.outside} for name, client in summary.clients.items()},
+        "durable": None if summary.durable is None else asdict(summary.durable),
     }
 
 

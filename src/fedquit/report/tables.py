@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedquit.inference.gaps import DIFFERS
+from fedquit.inference.gaps import DIFFERS, ClientGap
 from fedquit.report.verdicts import headline, trace_words
 from fedquit.results import quantities
 from fedquit.results.averages import mean
@@ -28,8 +28,9 @@ from fedquit.results.summary import (
     summarise,
     summarise_phase,
 )
-from fedquit.results.verdicts import legend, mark
+from fedquit.results.verdicts import leaving_sentence, legend, mark
 from fedquit.results.words import DASH, NBSP, count, fixed, holdout_verdict, scaled, share, signed
+from fedquit.utils.names import each_named
 
 COLUMNS = labels("forget_acc", "retain_acc", "mia_song_svc", "mia_yeom", "test_acc")  # the columns of the table of gaps
 SPREAD_LINE = "Retrain again"
@@ -48,7 +49,7 @@ class Cell:
 
     @property
     def classes(self) -> str:
-        """What the style sheet is to know: words, what is no difference, and what was not measured."""
+        """What the style sheet is to know: words, where no difference is shown, and what was not measured."""
         named = {"words": self.words, "calm": self.plain, "nothing": self.text == DASH and not self.notes}
         return " ".join(name for name, applies in named.items() if applies)
 
@@ -200,7 +201,8 @@ def control(groups: Sequence[MethodGroup]) -> Table | None:
         ["Method", *shown],
         [Line(group.label, [cells[i] for cells in shown.values()]) for i, group in enumerate(known)],
         "Natural is the control: the client leaves, nothing is unlearned, and training goes on for as many rounds, "
-        "those of unlearning included.",
+        "those of unlearning included."
+        + "".join(f" {g.label}: {leaving_sentence(g.leaving['forget_acc'])}." for g in known if g.leaving),
     )
 
 
@@ -254,7 +256,8 @@ def durability(groups: Sequence[MethodGroup]) -> Table | None:
         "Accuracy on the data to forget in percent, as training goes on",
         ["Method", *shown],
         [Line(group.label, [cells[i] for cells in shown.values()]) for i, group in enumerate(groups)],
-        f"+5, +10, +20: means over five rounds up to so many after the stop; last rounds: over the last {LAST}.",
+        f"+5, +10, +20: means over five rounds up to so many after the stop; last rounds: over the last {LAST}."
+        + "".join(f" {group.label}, {group.durable.reason}." for group in groups if group.durable),
     )
 
 
@@ -388,8 +391,8 @@ def _gap_cell(summary: MethodSummary, key: str, gap: float | None, level: str = 
     deviation = summary.deviations.get(key)
     sign = mark(summary.verdicts, key)
     text = f"{sign}{fixed(gap)}" + (f"{NBSP}±{NBSP}{fixed(deviation)}" if deviation is not None else "")
-    no_difference = key in summary.verdicts and summary.verdicts[key].word != DIFFERS
-    return Cell(text, (level,) if level else (), no_difference)
+    none_shown = key in summary.verdicts and summary.verdicts[key].word != DIFFERS
+    return Cell(text, (level,) if level else (), none_shown)
 
 
 def costs(groups: Sequence[MethodGroup]) -> Table | None:
@@ -554,6 +557,7 @@ def _phase(row: Row) -> str:
 
 
 _EXPOSURE = {
+    "tpr_at_0.05": f"TPR at 5{NBSP}% FPR (%)",
     "tpr_at_0.01": f"TPR at 1{NBSP}% FPR (%)",
     "tpr_at_0.001": f"TPR at 0.1{NBSP}% FPR (%)",
     "auc": MEASURES["auc"].label,
@@ -591,7 +595,7 @@ def exposure(request: RequestRows) -> Table | None:
 
 def _exposed(request: RequestRows, phase: str, key: str) -> Cell:
     times = 100 if key.startswith("tpr") else 1
-    digits = {"tpr_at_0.01": 2, "tpr_at_0.001": 2, "auc": 3}.get(key, 1)
+    digits = {"tpr_at_0.05": 2, "tpr_at_0.01": 2, "tpr_at_0.001": 2, "auc": 3}.get(key, 1)
     value = request.get(phase, key)
     if value is None:
         return Cell(DASH)
@@ -649,8 +653,8 @@ def by_client(groups: Sequence[MethodGroup]) -> list[Table]:
         by_method = [[request for request in group.requests if _heading(request) == target] for group in groups]
         shared = distinct(request for requests in by_method for request in requests)
         retrain.append(Cell(fixed(mean(request.get("retrained", "forget_acc") for request in shared))))
-        for column, requests in zip(columns, by_method, strict=True):
-            column.append(_client_cell(requests))
+        for column, group, requests in zip(columns, groups, by_method, strict=True):
+            column.append(_client_cell(requests, group.clients))
     names = [group.label for group in groups]
     if len(groups) < WIDEST or len(groups) <= len(targets):
         rows = [Line(target, list(cells)) for target, *cells in zip(ordered, retrain, *columns, strict=True)]
@@ -679,15 +683,18 @@ def _in_parts(corner: str, heads: Sequence[str], rows: Sequence[Line]) -> list[T
                 [corner, *heads[shown]],
                 lines,
                 "Means over seeds. Above zero something may be left, below zero the data is treated worse than unseen "
-                "data. The gap of a single client is not judged: the verdicts are over all targets.",
+                f"data. *: outside where another Retrain of these clients would lie in 95{NBSP}% of cases; of twenty "
+                "numbers without a difference, one is expected to be. The verdicts are over all targets.",
             )
         )
     return parts
 
 
-def _client_cell(requests: Sequence[RequestRows]) -> Cell:
-    """The mean with its sign."""
-    return Cell(signed(mean(quantities.request_gap(request, "recovered") for request in requests)))
+def _client_cell(requests: Sequence[RequestRows], judged: Mapping[str, ClientGap]) -> Cell:
+    """The mean with its sign, marked where it lies outside the prediction interval of another Retrain."""
+    alone = judged.get(each_named("client", requests[0].clients)) if requests else None
+    star = "*" if alone is not None and alone.outside else ""
+    return Cell(signed(mean(quantities.request_gap(request, "recovered") for request in requests)) + star)
 
 
 def _heading(request: RequestRows) -> str:
@@ -833,7 +840,7 @@ def _pair_cell(pair: PairedDifference | None) -> Cell:
     if pair is None:
         return Cell(DASH)
     direction = "farther" if pair.mean > 0 else "nearer"
-    verdict = direction if pair.different else "no difference"
+    verdict = direction if pair.different else "cannot tell"
     interval = f"{signed(pair.low)} to {signed(pair.high)}"
     return Cell(signed(pair.mean), (interval, verdict), not pair.different)
 

@@ -14,7 +14,7 @@ neither torch nor matplotlib.
 | `averages` | means of rows, curves, ROC curves and densities |
 | `summary` | one method over all its requests: a line of a table |
 | `comparison` | several methods over the same requests: the whole table |
-| `verdicts` | whether a gap to Retrain is a difference, by the tests of `fedquit.inference.gaps` |
+| `verdicts` | whether a method differs from Retrain and from Natural, by the tests of `fedquit.inference` |
 | `words` | how a number is printed |
 """
 

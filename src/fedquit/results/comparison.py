@@ -16,7 +16,7 @@ from fedquit.results.references import judged_together
 from fedquit.results.requests import RequestRows, Spreads, distinct, spread_sizes
 from fedquit.results.schema import AGAIN, COMPARED, DISTANCE, SCHEMA, Row
 from fedquit.results.summary import MethodSummary, mean_gaps, mean_levels, summarise, summarise_phase
-from fedquit.results.verdicts import RETRAIN_SEED, judged, retrain_table
+from fedquit.results.verdicts import RETRAIN_SEED, against_natural, durable, judged, retrain_table, single_clients
 from fedquit.utils.names import each_named
 
 Target = int | tuple[int, ...]  # the clients that leave in a run: one, or several together
@@ -97,6 +97,7 @@ class Comparison:
         margin: Of the equivalence: points as "2", standard deviations of Retrain as "2s"; "" where none was fixed.
         retrains: Of each Retrain that the verdicts rest on, its clients, its seed and its measures.
         controls: Natural's path for each target and seed, by "seed-0/client-2".
+        longer: Retrain's path from its end on, by the same names; empty without `recover.retrain_longer`.
         recipe: Of all runs, but for method, request and seed.
         code: The version of the code that made it.
         extra: Fields that this version does not know.
@@ -111,6 +112,7 @@ class Comparison:
     margin: str = ""
     retrains: Sequence[Mapping[str, Any]] = ()
     controls: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    longer: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     code: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -131,6 +133,8 @@ class Comparison:
         }
         if self.controls:
             fields["controls"] = self.controls
+        if self.longer:
+            fields["retrain_longer"] = self.longer
         return fields if self.runs is None else {**fields, "runs": list(self.runs)}
 
     @staticmethod
@@ -146,8 +150,7 @@ class Comparison:
         recipe = stored.get("recipe")
         code = stored.get("code")
         fields = {"schema", "recipe", "code", "table", "first", "failed", "runs", "floors"}
-        fields |= {"margin", "retrains", "controls"}
-        controls = stored.get("controls")
+        fields |= {"margin", "retrains", "controls", "retrain_longer"}
         return Comparison(
             folder=folder,
             table=[MethodSummary.read(line) for line in _objects(stored.get("table"))],
@@ -157,7 +160,8 @@ class Comparison:
             spreads={key: spread_sizes(sizes) for key, sizes in spreads.items()} if isinstance(spreads, dict) else {},
             margin=str(stored.get("margin") or ""),
             retrains=_objects(stored.get("retrains")),
-            controls={key: path_points(p) for key, p in controls.items()} if isinstance(controls, dict) else {},
+            controls=_paths(stored.get("controls")),
+            longer=_paths(stored.get("retrain_longer")),
             recipe=recipe if isinstance(recipe, dict) else {},
             code=code if isinstance(code, dict) else {},
             extra={key: value for key, value in stored.items() if key not in fields},
@@ -185,6 +189,10 @@ class Comparison:
         return Spreads(own=self.spreads.get(place, {}), by_method=by_method, overall=overall)
 
 
+def _paths(stored: object) -> dict[str, list[Point]]:
+    return {str(key): path_points(path) for key, path in stored.items()} if isinstance(stored, dict) else {}
+
+
 def _objects(stored: object) -> list[Mapping[str, Any]]:
     return [item for item in stored if isinstance(item, dict)] if isinstance(stored, list) else []
 
@@ -204,6 +212,7 @@ def compare_outcomes(
     retrains: Retrains | None = None,
     margin: Margin | None = None,
     controls: Controls | None = None,
+    longer: Controls | None = None,
 ) -> list[MethodSummary]:
     """The lines of the table: Original, Retrain, Retrain with another seed, and each method.
 
@@ -214,10 +223,14 @@ def compare_outcomes(
         retrains: By target, the rows of all Retrains with other seeds; else those of `retrain_again`.
         margin: Of the equivalence with Retrain; None where none was fixed.
         controls: By target and seed, Natural's path.
+        longer: By target and seed, Retrain's path from its end on.
     """
     by_seed = retrains_by_seed(retrain_again, retrains)
-    by_method = requests_of(outcomes, retrain_again, retrains, controls)
-    verdicts = judged(_recovered_rows(outcomes), by_seed, margin)
+    by_method = requests_of(outcomes, retrain_again, retrains, controls, longer)
+    recovered = _recovered_rows(outcomes)
+    verdicts = judged(recovered, by_seed, margin)
+    lasting = durable(recovered, by_seed, margin)
+    leaving = against_natural(by_method, margin)
     shared = distinct(request for requests in by_method.values() for request in requests)
     table = []
     if shared:
@@ -239,7 +252,16 @@ def compare_outcomes(
             evidence=[outcome.evidence for outcome in mine if outcome.evidence and not outcome.failure],
             first=None if requests is first else first,
         )
-        table.append(replace(line, verdicts=verdicts.get(method, {})))
+        runs = recovered.get(method, {})
+        table.append(
+            replace(
+                line,
+                verdicts=verdicts.get(method, {}),
+                leaving=leaving.get(method, {}),
+                durable=lasting.get(method),
+                clients=single_clients(runs, by_seed, {target: named(target) for target in runs}),
+            )
+        )
     together = judged_together([line.references for line in table])
     return [replace(line, references=references) for line, references in zip(table, together, strict=True)]
 
@@ -276,6 +298,7 @@ def requests_of(
     retrain_again: RetrainAgain,
     retrains: Retrains | None = None,
     controls: Controls | None = None,
+    longer: Controls | None = None,
 ) -> dict[str, list[RequestRows]]:
     """The requests of each method that came through, with the spread between the Retrains of each.
 
@@ -284,6 +307,7 @@ def requests_of(
         retrain_again: By target and seed, the row of Retrain with another seed.
         retrains: By target, the rows of all Retrains with other seeds.
         controls: By target and seed, Natural's path.
+        longer: By target and seed, Retrain's path from its end on.
     """
     done = [outcome for outcome in outcomes if not outcome.failure]
     own = {outcome.place: sizes for outcome, sizes in _spreads_of(done, retrain_again, retrains)}
@@ -297,9 +321,9 @@ def requests_of(
         if outcome.place in retrain_again:
             rows.append({**fields, **retrain_again[outcome.place], "phase": AGAIN})
         spreads = Spreads(own=own.get(outcome.place, {}), overall=overall)
-        by_method.setdefault(outcome.method, []).append(
-            RequestRows(0, rows, spreads, control=(controls or {}).get(outcome.place, ()))
-        )
+        control = (controls or {}).get(outcome.place, ())
+        beyond = (longer or {}).get(outcome.place, ())
+        by_method.setdefault(outcome.method, []).append(RequestRows(0, rows, spreads, control=control, longer=beyond))
     return by_method
 
 
@@ -351,6 +375,7 @@ def build_comparison(
     retrains: Retrains | None = None,
     margin: Margin | None = None,
     controls: Controls | None = None,
+    longer: Controls | None = None,
 ) -> Comparison:
     """The comparison over all outcomes.
 
@@ -364,8 +389,9 @@ def build_comparison(
         retrains: By target, the rows of all Retrains with other seeds; else those of `retrain_again`.
         margin: Of the equivalence with Retrain; None where none was fixed.
         controls: By target and seed, Natural's path.
+        longer: By target and seed, Retrain's path from its end on.
     """
-    table = compare_outcomes(outcomes, methods, retrain_again, retrains, margin, controls)
+    table = compare_outcomes(outcomes, methods, retrain_again, retrains, margin, controls, longer)
     by_seed = retrains_by_seed(retrain_again, retrains)
     done = [outcome for outcome in outcomes if not outcome.failure]
     spreads = {
@@ -384,6 +410,7 @@ def build_comparison(
         margin=str(margin or ""),
         retrains=retrain_table(by_seed, {target: members(target) for target in by_seed}),
         controls={places[place]: list(path) for place, path in (controls or {}).items() if place in places},
+        longer={places[place]: list(path) for place, path in (longer or {}).items() if place in places and path},
         recipe=recipe,
         code=code,
     )

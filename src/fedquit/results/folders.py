@@ -43,6 +43,7 @@ class RunResults:
         code: The version of the code that made it; empty in older results.
         spreads: What the comparison around it says about two Retrains.
         control: Natural's path, where the comparison around it ran Natural as a control.
+        longer: Retrain's path from its end on, where the comparison around it let Retrain go on.
         extra: All other fields.
     """
 
@@ -54,12 +55,16 @@ class RunResults:
     code: Mapping[str, Any] = field(default_factory=dict)
     spreads: Spreads = field(default_factory=Spreads)
     control: Sequence[Point] = ()
+    longer: Sequence[Point] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     events: Sequence[RequestRows] = field(init=False)
 
     def __post_init__(self) -> None:
         by_number = groupby(self.rows, key=lambda row: int(row["request"]))
-        events = [RequestRows(number, list(rows), self.spreads, control=self.control) for number, rows in by_number]
+        events = [
+            RequestRows(number, list(rows), self.spreads, control=self.control, longer=self.longer)
+            for number, rows in by_number
+        ]
         object.__setattr__(self, "events", events)
 
     @property
@@ -81,7 +86,11 @@ class RunResults:
 
     @staticmethod
     def read(
-        folder: str, stored: Mapping[str, Any], spreads: Spreads | None = None, control: Sequence[Point] = ()
+        folder: str,
+        stored: Mapping[str, Any],
+        spreads: Spreads | None = None,
+        control: Sequence[Point] = (),
+        longer: Sequence[Point] = (),
     ) -> RunResults:
         """From the JSON of results that `load_results` accepted.
 
@@ -90,6 +99,7 @@ class RunResults:
             stored: The object in `results.json`.
             spreads: What the comparison around it says about two Retrains.
             control: Natural's path, from the comparison around it.
+            longer: Retrain's path from its end on, from the comparison around it.
         """
         fields = ("schema", "recipe", "versions", "rows", "clients", "code")
         code = stored.get("code")
@@ -102,6 +112,7 @@ class RunResults:
             code=code if isinstance(code, dict) else {},
             spreads=spreads or Spreads(),
             control=control,
+            longer=longer,
             extra={key: value for key, value in stored.items() if key not in fields},
         )
 
@@ -282,8 +293,8 @@ def _runs_of(comparison: Comparison, folder: Path) -> list[RunResults]:
 def _run_of(comparison: Comparison, top: Path, place: Path) -> RunResults:
     inside = place.resolve().relative_to(top.resolve())
     where = inside.parent.as_posix()
-    control = comparison.controls.get(where, ())
-    return RunResults.read(inside.as_posix(), load_results(place), comparison.spreads_of(where), control)
+    around = comparison.controls.get(where, ()), comparison.longer.get(where, ())
+    return RunResults.read(inside.as_posix(), load_results(place), comparison.spreads_of(where), *around)
 
 
 def _refuse_missing(folder: Path, names: Sequence[str]) -> None:

@@ -46,13 +46,35 @@ def natural_fields(path: Sequence[Point], rounds: float | None, method: Sequence
         `natural_test_acc` and so on in percent, `natural_auc`, and `natural_test_acc_last` and so on; empty where
         Natural's path is shorter.
     """
+    return _beside(path, rounds, method, "natural_")
+
+
+def longer_fields(path: Sequence[Point], rounds: float | None, method: Sequence[Point] = ()) -> dict[str, float]:
+    """Retrain's accuracies after as many rounds in all as the method has, under the names of a row.
+
+    Original and Retrain trained equally long; a method adds its own rounds to Original's. Here Retrain has gone on for
+    as many.
+
+    Args:
+        path: Of Retrain from its end on, `round` counting from there.
+        rounds: The method's from the request on, those of unlearning included; None where they are not known.
+        method: The method's path, whose last rounds are averaged.
+
+    Returns:
+        `retrain_longer_test_acc` and so on as for `natural_fields`.
+    """
+    return _beside(path, rounds, method, "retrain_longer_")
+
+
+def _beside(path: Sequence[Point], rounds: float | None, method: Sequence[Point], prefix: str) -> dict[str, float]:
+    """Another path at a method's rounds, and its means over the rounds of the method's own means."""
     point = None if rounds is None else at_round(path, rounds)
     if point is None:
         return {}
-    known = {f"natural_{key}": number(point.get(key)) for key in (*ON_PATH, "auc")}
+    known = {f"{prefix}{key}": number(point.get(key)) for key in (*ON_PATH, "auc")}
     fields = {key: value for key, value in known.items() if value is not None}
     window = [at_round(path, float(other["round"])) for other in _last(method, LAST)]
-    return fields | _means([other for other in window if other], "last", "natural_") if all(window) else fields
+    return fields | _means([other for other in window if other], "last", prefix) if all(window) else fields
 
 
 def mean_path(paths: Sequence[Sequence[Point]]) -> list[dict[str, Any]]:
@@ -103,6 +125,21 @@ def durability(path: Sequence[Point]) -> dict[str, float]:
         if len(followed) >= end:
             fields |= _means(followed[end - WINDOW : end], f"after_{end}")
     return fields
+
+
+def last_window(path: Sequence[Point], key: str) -> float | None:
+    """The mean of a measure over the last five rounds of a training: what a window after a stop is compared with.
+
+    Args:
+        path: Of Retrain.
+        key: Of `schema.ON_PATH`.
+
+    Returns:
+        None where the path has fewer rounds.
+    """
+    window = path[-WINDOW:]
+    values = [value for point in window if (value := number(point.get(key))) is not None]
+    return statistics.fmean(values) if len(values) == WINDOW else None
 
 
 def _last(path: Sequence[Point], rounds: int) -> list[Point]:

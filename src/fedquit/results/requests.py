@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fedquit.results.path import Point, natural_fields, path_points
+from fedquit.results.path import Point, longer_fields, natural_fields, path_points
 from fedquit.results.schema import NATURAL, PHASES, Row, number
 from fedquit.utils.names import each_named
 
@@ -41,6 +41,7 @@ class RequestRows:
         spreads: What the comparison around it says about two Retrains.
         over: How many requests were averaged into these rows.
         control: Natural's path for the same target and seed, where a comparison ran it.
+        longer: Retrain's path from its end on, where a comparison let it go on.
     """
 
     number: int
@@ -48,6 +49,7 @@ class RequestRows:
     spreads: Spreads = field(default_factory=Spreads)
     over: int = 1
     control: Sequence[Point] = ()
+    longer: Sequence[Point] = ()
 
     @cached_property
     def _by_phase(self) -> dict[str, Row]:
@@ -79,7 +81,12 @@ class RequestRows:
         for row in self.rows:
             budget = number(row.get("budget"))
             if row["phase"] == "budget" and budget is not None:
-                ended[budget] = replace(self, rows=[*before, {**row, "phase": "recovered"}], control=self.natural_path)
+                ended[budget] = replace(
+                    self,
+                    rows=[*before, {**row, "phase": "recovered"}],
+                    control=self.natural_path,
+                    longer=self.longer_path,
+                )
         return ended
 
     @property
@@ -148,13 +155,23 @@ class RequestRows:
         recovery = self.get("recovered", "rounds")
         return None if unlearning is None or recovery is None else unlearning + recovery
 
-    @property
+    @cached_property
     def natural(self) -> Mapping[str, float]:
         """Natural's `natural_test_acc` and so on after as many rounds; empty where Natural did not run."""
         from_path = natural_fields(self.natural_path, self.rounds_from_request, self.path)
         row = self.row("recovered")
         stored = {key: value for key in row if key.startswith("natural_") and (value := number(row[key])) is not None}
         return from_path or stored
+
+    @property
+    def longer_path(self) -> list[Point]:
+        """Retrain's path from its end on, from this run or from the comparison around it."""
+        return path_points(self.row("recovered").get("retrain_longer_path")) or path_points(self.longer)
+
+    @cached_property
+    def retrain_longer(self) -> Mapping[str, float]:
+        """Retrain's `retrain_longer_test_acc` and so on after as many rounds in all; empty where it did not go on."""
+        return longer_fields(self.longer_path, self.rounds_from_request, self.path)
 
     @property
     def curve(self) -> list[Mapping[str, Any]]:

@@ -107,7 +107,10 @@ def _on_path() -> tuple[Measure, ...]:
         for end in (5, 10, 20)
     ]
     auc = Measure("natural_auc", "Natural: AUC against hold-out", "share")
-    return (*natural, auc, *last, _cost("last_rounds", "Rounds averaged", "rounds"), *after)
+    longer = [Measure(f"retrain_longer_{key}", f"Retrain, longer: {label}", "%") for key, label in ON_PATH.items()]
+    longer += [Measure(f"{one.key}_last", f"{one.label}, last rounds", "%") for one in longer]
+    longer.append(Measure("retrain_longer_auc", "Retrain, longer: AUC against hold-out", "share"))
+    return (*natural, auc, *longer, *last, _cost("last_rounds", "Rounds averaged", "rounds"), *after)
 
 
 _TABLE = (
@@ -126,6 +129,7 @@ _TABLE = (
     Measure("mia_song_entropy", "Entropy", "%", compared=True),
     Measure("mia_song_modified_entropy", "Modified entropy", "%", compared=True),
     Measure("backdoor_asr", "Backdoor", "%", compared=True),
+    *_tpr("tpr_at_0.05", "TPR at 5 % FPR"),
     *_tpr("tpr_at_0.01", "TPR at 1 % FPR"),
     *_tpr("tpr_at_0.001", "TPR at 0.1 % FPR"),
     *_rate("auc", "AUC against hold-out"),
@@ -140,6 +144,7 @@ _TABLE = (
     Measure("entropy_ks", "KS distance of the entropies", "share"),
     Measure("entropy_ks_p", "p-value of the KS distance", "share"),
     *_rate("leakage_auc", "Two snapshots, AUC"),
+    *_tpr("leakage_tpr_at_0.05", "Two snapshots, TPR at 5 % FPR"),
     *_tpr("leakage_tpr_at_0.01", "Two snapshots, TPR at 1 % FPR"),
     *_tpr("leakage_tpr_at_0.001", "Two snapshots, TPR at 0.1 % FPR"),
     *(measure for kind in CANARY_KINDS for measure in _canaries(kind)),

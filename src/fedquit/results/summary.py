@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from fedquit.inference.gaps import GapVerdict
+from fedquit.inference.durable import DurableVerdict
+from fedquit.inference.gaps import ClientGap, GapVerdict
+from fedquit.inference.leaving import LeavingVerdict
 from fedquit.results import quantities
 from fedquit.results.averages import mean
 from fedquit.results.path import AFTER, LAST
@@ -18,7 +20,7 @@ from fedquit.results.quantities import PairedDifference
 from fedquit.results.references import mean_evidence
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import COMPARED, DISTANCE, ON_PATH, number, numbers_in
-from fedquit.results.verdicts import read_verdicts
+from fedquit.results.verdicts import read_clients, read_durable, read_leaving, read_verdicts
 from fedquit.results.words import holdout_verdict
 
 if TYPE_CHECKING:
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
 
 _ASIDE = (  # settings in which runs of one method may differ
     *("title", "seed", "request", "engine", "method.name"),
-    *("recover.follow", "recover.control"),  # they add to what is known of a recovery, and do not change it
+    *(
+        "recover.follow",
+        "recover.control",
+        "recover.retrain_longer",
+    ),  # they add to what is known of a recovery, and do not change it
 )
 
 
@@ -76,6 +82,8 @@ class MethodSummary:
         last_gaps: Their mean absolute gaps to the means over Retrain's last rounds, in points.
         natural_last: Natural's accuracies as means over the same rounds as `last`.
         natural_last_gaps: Their mean absolute gaps to the means over Retrain's last rounds, in points.
+        retrain_longer: Retrain's accuracies after as many rounds in all as the method has, where it went on.
+        retrain_longer_last: The same as means over the same rounds as `last`.
         after: By "5", "10" and "20": the accuracies over five rounds that end so many rounds after the stop.
         price_of_forgetting: The mean rise of the retained clients' loss through unlearning, in nats.
         sample_memory: Mean over the requests, in points; see `quantities.sample_memory`.
@@ -83,6 +91,9 @@ class MethodSummary:
         holdout_verdicts: How many requests have each verdict against the hold-out, after recovery.
         seconds: Of unlearning and recovery; not stored in `comparison.json`.
         verdicts: By measure, and for `avg_gap`: whether the gap to Retrain is a difference; a comparison sets them.
+        leaving: By measure: whether the method differs from Natural at equal rounds; a comparison sets them.
+        durable: Whether the forget accuracy stays at Retrain's after the recovery's stop; a comparison sets it.
+        clients: By target, as "client 3": its gap in forget accuracy against its own Retrains; a comparison sets them.
         extra: Fields that this version does not know.
     """
 
@@ -127,9 +138,14 @@ class MethodSummary:
     last_gaps: Mapping[str, float] = field(default_factory=dict)
     natural_last: Mapping[str, float] = field(default_factory=dict)
     natural_last_gaps: Mapping[str, float] = field(default_factory=dict)
+    retrain_longer: Mapping[str, float] = field(default_factory=dict)
+    retrain_longer_last: Mapping[str, float] = field(default_factory=dict)
     after: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     seconds: float | None = None
     verdicts: Mapping[str, GapVerdict] = field(default_factory=dict)
+    leaving: Mapping[str, LeavingVerdict] = field(default_factory=dict)
+    durable: DurableVerdict | None = None
+    clients: Mapping[str, ClientGap] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,10 +184,14 @@ _READERS: Mapping[str, Any] = {
     "against_first": _pairs,
     "references": partial(numbers_in, words=True),
     "verdicts": read_verdicts,
+    "leaving": read_leaving,
+    "durable": read_durable,
+    "clients": read_clients,
     **dict.fromkeys(("means", "gaps", "deviations", "unlearned", "spread", "budgets"), numbers_in),
     "holdout_verdicts": numbers_in,
     **dict.fromkeys(("on_path", "on_path_gaps", "natural", "natural_gaps"), numbers_in),
     **dict.fromkeys(("last", "last_gaps", "natural_last", "natural_last_gaps", "after"), numbers_in),
+    **dict.fromkeys(("retrain_longer", "retrain_longer_last"), numbers_in),
 }
 
 
@@ -233,6 +253,8 @@ def summarise(
         last_gaps=path_gaps(requests, "_last"),
         natural_last=natural_levels(requests, "_last"),
         natural_last_gaps=natural_gaps(requests, "_last"),
+        retrain_longer=longer_levels(requests),
+        retrain_longer_last=longer_levels(requests, "_last"),
         after={str(end): levels for end in AFTER if (levels := path_levels(requests, f"_after_{end}"))},
         avg_gap=average,
         tug_of_war=quantities.tug_of_war(requests),
@@ -332,6 +354,17 @@ def natural_levels(requests: Sequence[RequestRows], suffix: str = "") -> dict[st
     return _known({key: mean(request.natural.get(name) for request in requests) for key, name in names.items()})
 
 
+def longer_levels(requests: Sequence[RequestRows], suffix: str = "") -> dict[str, float]:
+    """The mean accuracies of Retrain after as many rounds in all, over the requests whose Retrain went on.
+
+    Args:
+        requests: Of one method.
+        suffix: As for `path_gaps`.
+    """
+    names = {key: f"retrain_longer_{key}{suffix}" for key in ON_PATH}
+    return _known({key: mean(request.retrain_longer.get(name) for request in requests) for key, name in names.items()})
+
+
 def natural_gaps(requests: Sequence[RequestRows], suffix: str = "") -> dict[str, float]:
     """Natural's mean absolute gap to Retrain at the rounds of the method, in points.
 
@@ -409,11 +442,17 @@ class MethodGroup:
     label: str
     requests: Sequence[RequestRows]
     verdicts: Mapping[str, GapVerdict] = field(default_factory=dict)
+    leaving: Mapping[str, LeavingVerdict] = field(default_factory=dict)
+    durable: DurableVerdict | None = None
+    clients: Mapping[str, ClientGap] = field(default_factory=dict)
 
     @cached_property
     def summary(self) -> MethodSummary:
         """The line of this method."""
-        return dataclasses.replace(summarise(self.label, self.requests), verdicts=self.verdicts)
+        line = summarise(self.label, self.requests)
+        return dataclasses.replace(
+            line, verdicts=self.verdicts, leaving=self.leaving, durable=self.durable, clients=self.clients
+        )
 
 
 def group_by_method(runs: Iterable[RunResults], comparisons: Sequence[Comparison] = ()) -> list[MethodGroup]:
@@ -436,15 +475,15 @@ def group_by_method(runs: Iterable[RunResults], comparisons: Sequence[Comparison
         for settings, request in requests:
             own = [f"{key.split('.')[-1]}={settings.get(key, 'default')}" for key in varied]
             groups.setdefault(", ".join([method, *own]), []).append(request)
-    return [
-        MethodGroup(label, requests, _verdicts_of(label, len(requests), comparisons))
-        for label, requests in groups.items()
-    ]
+    return [_group(label, requests, comparisons) for label, requests in groups.items()]
 
 
-def _verdicts_of(label: str, requests: int, comparisons: Sequence[Comparison]) -> Mapping[str, GapVerdict]:
+def _group(label: str, requests: Sequence[RequestRows], comparisons: Sequence[Comparison]) -> MethodGroup:
+    """With the verdicts of the comparison, where it has just these requests of the method."""
     line = comparisons[0].methods.get(label) if len(comparisons) == 1 else None
-    return line.verdicts if line and line.runs == requests else {}
+    if line is None or line.runs != len(requests):
+        return MethodGroup(label, requests)
+    return MethodGroup(label, requests, line.verdicts, line.leaving, line.durable, line.clients)
 
 
 def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -1,38 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts on the gaps of a comparison: which values are judged, how a verdict is stored, and how it is printed.
+"""Verdicts of a comparison: which values are judged, how a verdict is stored, and how it is printed.
 
-The tests themselves are in `fedquit.inference.gaps`. Verdicts are computed once, when a comparison is built; every view
-reads them.
+The tests themselves are in `fedquit.inference`: of gaps to Retrain in `gaps`, of gaps that last in `durable`, of a
+method against Natural in `leaving`.
+Verdicts are computed once, when a comparison is built; every view reads them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from fedquit.inference.durable import DURABLE_WORDS, DurableVerdict, judge_durable
 from fedquit.inference.gaps import (
     CANNOT_TELL,
     DIFFERS,
     EQUIVALENT,
     WORDS,
+    ClientGap,
     GapSample,
     GapVerdict,
     Margin,
+    client_gap,
     judge,
     together,
 )
-from fedquit.results.schema import AVERAGED, Row, number
+from fedquit.inference.leaving import LEAVING_WORDS, LeavingSample, LeavingVerdict, judge_leaving
+from fedquit.results.path import AFTER, last_window, path_points
+from fedquit.results.requests import RequestRows
+from fedquit.results.schema import AVERAGED, NATURAL, ON_PATH, Row, number
 from fedquit.results.words import signed
 
 JUDGED = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
 OVERALL = "avg_gap"  # the key of the verdict over the four measures of Avg. gap
+AGAINST_NATURAL = ("forget_acc", "holdout_acc")  # what a method must change if it does more than leaving does
 RETRAIN_SEED = "retrain_seed"  # the field of a Retrain's row that names its own seed
 
 MARKS = {DIFFERS: "≠", EQUIVALENT: "=", CANNOT_TELL: ""}
 
+_Kind = TypeVar("_Kind", GapVerdict, LeavingVerdict)
 BySeed = Mapping[int, Row]
 Runs = Mapping[Any, BySeed]  # by target and seed, the row that is judged
 
@@ -117,21 +126,176 @@ def _array(values: Mapping[int, float]) -> np.ndarray[tuple[int], np.dtype[np.fl
     return np.array(list(values.values()), dtype=np.float64)
 
 
+def single_clients(
+    runs: Runs, retrains: Runs, names: Mapping[Any, str], key: str = "forget_acc"
+) -> dict[str, ClientGap]:
+    """The gap of each target by itself, against the spread of its own Retrains.
+
+    Args:
+        runs: By target and seed of the run, the method's row.
+        retrains: By target and seed, the row of each Retrain with a seed that no run of the target uses.
+        names: Of the targets, as "client 3".
+        key: Which measure.
+
+    Returns:
+        By the name of the target; those with fewer than two Retrains are left out.
+    """
+    gaps: dict[str, ClientGap] = {}
+    for target, by_seed in runs.items():
+        sample = gap_sample({target: by_seed}, retrains, key)
+        judged_alone = client_gap(sample.method[0], sample.retrain[0]) if sample.targets else None
+        if judged_alone is not None:
+            gaps[names[target]] = judged_alone
+    return gaps
+
+
+def read_clients(stored: object) -> dict[str, ClientGap]:
+    """From JSON; a client of which a number is missing is left out."""
+    gaps: dict[str, ClientGap] = {}
+    for name, value in stored.items() if isinstance(stored, dict) else ():
+        fields = (
+            [number(value.get(spec.name)) for spec in dataclasses.fields(ClientGap)] if isinstance(value, dict) else []
+        )
+        known = [field for field in fields if field is not None]
+        if len(known) == len(dataclasses.fields(ClientGap)):
+            gaps[str(name)] = ClientGap(known[0], known[1], known[2], int(known[3]), int(known[4]))
+    return gaps
+
+
+def clients_outside(clients: Mapping[str, ClientGap]) -> str:
+    """Which targets lie outside the prediction interval of another Retrain, as a clause; "" where none is judged."""
+    if not clients:
+        return ""
+    out = [f"{name} {signed(client.gap)}" for name, client in clients.items() if client.outside]
+    named = f" ({', '.join(out)})" if out else ""
+    return f"{len(out)} of {len(clients)} targets lie outside where another Retrain would lie in 95 % of cases{named}"
+
+
+def durable(methods: Mapping[str, Runs], retrains: Runs, margin: Margin | None) -> dict[str, DurableVerdict]:
+    """Whether the forget accuracy of each method stays at Retrain's after the recovery's stop.
+
+    A window of five rounds after the stop is compared with the last five rounds of each Retrain's training.
+
+    Args:
+        methods: For each method, by target and seed of the run, its recovered row.
+        retrains: By target and seed, the row of each Retrain with a seed that no run of the target uses.
+        margin: Of the equivalence; None where none was fixed.
+
+    Returns:
+        By method; only those that were followed after the stop (`recover.follow`).
+    """
+    samples: dict[str, dict[int, GapSample]] = {}
+    for end in AFTER:
+        key = f"forget_acc_after_{end}"
+        golds = {
+            target: {seed: _with_window(row, key) for seed, row in own.items()} for target, own in retrains.items()
+        }
+        for method, runs in methods.items():
+            if all(number(row.get(key)) is not None for by_seed in runs.values() for row in by_seed.values()):
+                samples.setdefault(method, {})[end] = gap_sample(runs, golds, key)
+    return judge_durable(samples, AFTER, margin)
+
+
+def _with_window(retrain: Row, key: str) -> Row:
+    """A Retrain's row with its last five rounds under the name of a window."""
+    return {**retrain, key: last_window(path_points(retrain.get("path")), "forget_acc")}
+
+
+def against_natural(
+    methods: Mapping[str, Sequence[RequestRows]], margin: Margin | None
+) -> dict[str, dict[str, LeavingVerdict]]:
+    """The verdicts of each method against Natural at equal rounds, corrected together over methods and measures.
+
+    Args:
+        methods: By method, the requests that it served, with their controls.
+        margin: Of the equivalence; None where none was fixed.
+
+    Returns:
+        By method and measure, for the measures that Natural has beside some run; nothing for Natural itself.
+    """
+    samples: dict[tuple[str, str], LeavingSample] = {}
+    for method, requests in methods.items():
+        for key in AGAINST_NATURAL if method != NATURAL else ():
+            sample = leaving_sample(requests, key)
+            if sample.runs:
+                samples[method, key] = sample
+    verdicts: dict[str, dict[str, LeavingVerdict]] = {}
+    for (method, key), verdict in judge_leaving(samples, margin).items():
+        verdicts.setdefault(method, {})[key] = verdict
+    return verdicts
+
+
+def leaving_sample(requests: Sequence[RequestRows], key: str) -> LeavingSample:
+    """The differences of one method from Natural in one measure, by target and seed.
+
+    Where every run has the means over the last rounds, these are compared, else the round of the recovery's stop. Of
+    targets that share a seed, and so an Original, only the seeds that all of them have are kept, in one order.
+
+    Args:
+        requests: Of the method, with their controls.
+        key: An accuracy of `schema.ON_PATH`.
+    """
+    averaged = f"{key}_last"
+    both = [_natural_difference(request, averaged) for request in requests]
+    measure = key if None in both else averaged
+    by_target: dict[Any, dict[int, float]] = {}
+    for place, request in enumerate(requests):
+        difference = _natural_difference(request, measure)
+        if difference is not None:
+            seed = request.seed if isinstance(request.seed, int) else place
+            by_target.setdefault(request.clients, {})[seed] = difference
+    shared = _overlap(by_target)
+    if shared:
+        by_target = _in_all(by_target)
+    return LeavingSample([_array(dict(sorted(own.items()))) for own in by_target.values()], shared)
+
+
+def _natural_difference(request: RequestRows, key: str) -> float | None:
+    """The method's measure less Natural's after as many rounds; None where one of the two is missing."""
+    own = request.get("recovered", key)
+    control = request.natural.get(f"natural_{key}")
+    return None if own is None or control is None else own - control
+
+
 def read_verdicts(stored: object) -> dict[str, GapVerdict]:
     """From JSON; a verdict without one of the three words is left out."""
-    verdicts: dict[str, GapVerdict] = {}
+    return _read(stored, GapVerdict, WORDS)
+
+
+def read_leaving(stored: object) -> dict[str, LeavingVerdict]:
+    """From JSON; a verdict without one of the three words is left out."""
+    return _read(stored, LeavingVerdict, LEAVING_WORDS)
+
+
+def read_durable(stored: object) -> DurableVerdict | None:
+    """From JSON; None where it has none of the three words."""
+    if not isinstance(stored, dict) or stored.get("word") not in DURABLE_WORDS:
+        return None
+    return DurableVerdict(
+        word=str(stored["word"]),
+        reason=str(stored.get("reason", "")),
+        p=number(stored.get("p")),
+        equivalence_p=number(stored.get("equivalence_p")),
+        margin=number(stored.get("margin")),
+        hypotheses=int(number(stored.get("hypotheses")) or 0),
+        windows=read_verdicts(stored.get("windows")),
+    )
+
+
+def _read(stored: object, kind: type[_Kind], words: Sequence[str]) -> dict[str, _Kind]:
+    verdicts: dict[str, _Kind] = {}
     for key, value in stored.items() if isinstance(stored, dict) else ():
-        if not isinstance(value, dict) or value.get("word") not in WORDS:
+        if not isinstance(value, dict) or value.get("word") not in words:
             continue
         fields: dict[str, Any] = {}
-        for spec in dataclasses.fields(GapVerdict):
+        for spec in dataclasses.fields(kind):
             if spec.name in ("word", "reason", "design"):
                 fields[spec.name] = str(value.get(spec.name, ""))
             elif spec.name in ("targets", "runs", "retrains", "hypotheses"):
                 fields[spec.name] = int(number(value.get(spec.name)) or 0)
             else:
                 fields[spec.name] = number(value.get(spec.name))
-        verdicts[str(key)] = GapVerdict(**fields)
+        verdicts[str(key)] = kind(**fields)
     return verdicts
 
 
@@ -159,8 +323,8 @@ def legend(each: Iterable[Mapping[str, GapVerdict]]) -> str:
     )
 
 
-def open_question(each: Iterable[Mapping[str, GapVerdict]]) -> str:
-    """Why some gap cannot be judged and which sizes would tell, as a clause; "" where all are judged.
+def open_question(each: Iterable[Mapping[str, GapVerdict] | Mapping[str, LeavingVerdict]]) -> str:
+    """Why something cannot be told and which sizes would tell, as a clause; "" where all is told.
 
     Args:
         each: The verdicts of each method; the forget accuracy speaks first.
@@ -180,6 +344,19 @@ def forget_gap(verdict: GapVerdict) -> str:
     known = verdict.low is not None and verdict.high is not None
     interval = f" (95 % interval {signed(verdict.low)} to {signed(verdict.high)})" if known else ""
     return f"{gap}{interval}: {CANNOT_TELL if verdict.word == CANNOT_TELL else verdict.reason}"
+
+
+def leaving_sentence(verdict: LeavingVerdict, key: str = "forget_acc") -> str:
+    """The difference from Natural with its interval, and the verdict, as a clause.
+
+    Args:
+        verdict: On a measure.
+        key: Which one.
+    """
+    size = f"{ON_PATH[key].lower()} accuracy {signed(verdict.difference)} points from Natural's at equal rounds"
+    known = verdict.low is not None and verdict.high is not None
+    interval = f" (95 % interval {signed(verdict.low)} to {signed(verdict.high)})" if known else ""
+    return f"{size}{interval}: {CANNOT_TELL if verdict.word == CANNOT_TELL else verdict.reason}"
 
 
 def retrain_table(retrains: Runs, clients: Mapping[Any, Sequence[int]]) -> list[dict[str, Any]]:

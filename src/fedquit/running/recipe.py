@@ -110,6 +110,7 @@ class RecoverRecipe:
     budgets: tuple[float, ...] = ()  # also evaluate the model once it has cost these shares of Retrain's bytes
     follow: int = 0  # rounds of ordinary training that are recorded after the recovery's stop, without effect on it
     control: bool = False  # also run Natural for as many rounds as the method took; `fedquit compare` always does
+    retrain_longer: bool = False  # let Retrain go on for these rounds, too: both have then trained equally long in all
 
 
 @dataclass(frozen=True)

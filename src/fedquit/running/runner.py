@@ -28,7 +28,7 @@ from fedquit.engine import computing
 from fedquit.errors import InputError, StoreError
 from fedquit.results.averages import mean_curve, mean_of_recoveries
 from fedquit.results.folders import RESULTS, refuse_overwriting, write_results
-from fedquit.results.path import durability, last_rounds, mean_path, natural_fields
+from fedquit.results.path import durability, last_rounds, longer_fields, mean_path, natural_fields
 from fedquit.results.schema import NATURAL, SCHEMA
 from fedquit.running.lifecycle import Life, recovery_is_over, recovery_rounds
 from fedquit.running.membership import Membership
@@ -115,10 +115,10 @@ def retrain_again(recipe: Recipe, cache: Path, *, number: int = 0, reporter: Rep
     return row("retrain", "retrained again", again) | distance | read | {"retrain_seed": other.seed}
 
 
-def natural_control(
+def controls(
     recipe: Recipe, out: Path, cache: Path, rounds: int, *, reporter: Reporter, attached: Attached
-) -> list[PathPoint]:
-    """Natural's path for the recipe's first request, whichever method the recipe names: the control of a comparison.
+) -> tuple[list[PathPoint], list[PathPoint]]:
+    """What stands beside every method of a comparison for the recipe's first request, whichever method it names.
 
     Args:
         recipe: With one request to forget.
@@ -127,13 +127,17 @@ def natural_control(
         rounds: From the request on.
         reporter: Is told how far it is.
         attached: Methods that watch the training, so that Original is the one that the methods found.
+
+    Returns:
+        Natural's path, and that of Retrain from its end on: empty without `recover.retrain_longer`.
     """
     recover = RecoverRecipe(until="rounds", max_rounds=0)  # the number of rounds is no part of what the folder holds
     plain = dataclasses.replace(recipe, method={"name": "natural"}, recover=recover)
     setup = build_setup(plain)
     with locked(out):
         _claim(out, setup)
-        return _RecipeRun(setup, out, cache, reporter, attached).natural_path(rounds)
+        run = _RecipeRun(setup, out, cache, reporter, attached)
+        return run.control_paths(rounds, longer=recipe.recover.retrain_longer)
 
 
 def train_original(setup: Setup, cache: Path, reporter: Reporter, attached: Attached) -> Federated:
@@ -334,6 +338,9 @@ class _RecipeRun:
         rounds = unlearned.progress.state.round + recoveries[0].state.round
         recovered = mean_of_recoveries(rows) | {"curve": mean_curve([r.curve for r in recoveries]), "path": path}
         recovered |= last_rounds(path) | durability(path)
+        if gold and self.recipe.recover.retrain_longer:
+            longer = self._retrain_longer(unlearned, gold.progress, evaluation, rounds + self.recipe.recover.follow)
+            recovered |= longer_fields(longer, rounds, path) | {"retrain_longer_path": longer}
         if not self.recipe.recover.control:
             yield recovered | relearned
         else:
@@ -380,14 +387,29 @@ class _RecipeRun:
         """Natural for so many rounds from the model that the request found, and its path from there."""
         recorder = PathRecorder(evaluation, unlearned.folder / "path-natural.json", "recovery")
         phase = self.simulation.natural(unlearned, original.state)
+        progress = self._recorded(phase, recorder, rounds, "Control: Natural, which unlearns nothing")
+        return progress, [request_point(evaluation, original), *recorder.points]
+
+    def _retrain_longer(
+        self, unlearned: UnlearnedRequest, retrained: Progress, evaluation: Evaluation, rounds: int
+    ) -> list[PathPoint]:
+        """The path of Retrain for so many rounds beyond its end; its round 0 is Retrain itself."""
+        recorder = PathRecorder(evaluation, unlearned.folder / "path-retrained-longer.json", "training")
+        phase = self.simulation.retrain_longer(unlearned, retrained.state)
+        self._recorded(phase, recorder, rounds, "Retrain goes on, for as many rounds in all")
+        start = {"round": 0, "phase": "training", **evaluation.point(retrained.state.params), "bytes": 0}
+        return [start, *recorder.points]
+
+    def _recorded(self, phase: Iterator[Progress], recorder: PathRecorder, rounds: int, title: str) -> Progress:
+        """Run a phase up to a round, and record each."""
         progress = next(phase)
         recorder.record(progress)
-        self.reporter.phase("Control: Natural, which unlearns nothing", rounds, progress.state.round)
+        self.reporter.phase(title, rounds, progress.state.round)
         while progress.state.round < rounds:
             progress = next(phase)
             recorder.record(progress)
             self.reporter.round(progress.state.round, "")
-        return progress, [request_point(evaluation, original), *recorder.points]
+        return progress
 
     def _follow(self, unlearned: UnlearnedRequest, recovery: Recovery, evaluation: Evaluation) -> list[PathPoint]:
         """The path after the recovery's stop: rounds of ordinary training that change nothing but are recorded."""
@@ -407,8 +429,16 @@ class _RecipeRun:
             progress = next(phase)
             self.reporter.round(progress.state.round - stop, "")
 
-    def natural_path(self, rounds: int) -> list[PathPoint]:
-        """Serve the recipe's only request with Natural, for so many rounds, and return its path."""
+    def control_paths(self, rounds: int, *, longer: bool) -> tuple[list[PathPoint], list[PathPoint]]:
+        """Serve the recipe's only request with Natural, for so many rounds.
+
+        Args:
+            rounds: From the request on.
+            longer: Whether Retrain goes on for as many rounds as well.
+
+        Returns:
+            Natural's path, and that of Retrain from its end on.
+        """
         self._train_original()
         event = self.recipe.request[0]
         request = _request(event)
@@ -416,7 +446,9 @@ class _RecipeRun:
         evaluation = _evaluation(self.setup, data, request)
         original = self.simulation.progress
         unlearned = self.simulation.unlearn(request, data)
-        return self._natural(unlearned, original, evaluation, rounds)[1]
+        natural = self._natural(unlearned, original, evaluation, rounds)[1]
+        gold = self._retrained(data.after(request), evaluation) if longer else None
+        return natural, self._retrain_longer(unlearned, gold.progress, evaluation, rounds) if gold else []
 
     def _retrained(self, data: FederatedData, evaluation: Evaluation) -> Federated | None:
         """Retrain on what remains, where the recipe wants it, with the accuracies after its last rounds."""

@@ -238,11 +238,24 @@ class Simulation:
             unlearned: the request.
             found: the model that it found.
         """
+        return self._go_on(unlearned, found, "natural")
+
+    def retrain_longer(self, unlearned: UnlearnedRequest, retrained: State) -> Iterator[Progress]:
+        """Retrain's training goes on from its end, on the same data and by the same schedule as Natural's.
+
+        Args:
+            unlearned: the request.
+            retrained: Retrain's state at the end of its training.
+        """
+        return self._go_on(unlearned, retrained, "retrained-longer")
+
+    def _go_on(self, unlearned: UnlearnedRequest, start: State, name: str) -> Iterator[Progress]:
+        """Ordinary training from a model that no method touched, in files of this name in the request's folder."""
         if self.life.phase.kind != "recover":
             raise TransitionError(f"a federation in phase {self.life.phase.name!r} serves no request: unlearn first.")
-        memories = Memories.open(unlearned.folder / "natural", device=self.setup.device)
-        start = lifecycle.entered("recover", found).settled()
-        return self._ordinary(unlearned, memories, start, StateFile(unlearned.folder / "natural.safetensors"))
+        memories = Memories.open(unlearned.folder / name, device=self.setup.device)
+        entered = lifecycle.entered("recover", start).settled()
+        return self._ordinary(unlearned, memories, entered, StateFile(unlearned.folder / f"{name}.safetensors"))
 
     def follow(self, unlearned: UnlearnedRequest, recovered: Progress, memories: Memories) -> Iterator[Progress]:
         """Ordinary training from the end of a recovery, to see what lasts; it leaves this federation as it is.

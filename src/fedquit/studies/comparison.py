@@ -25,7 +25,8 @@ from fedquit.results.folders import COMPARISON, refuse_overwriting, write_compar
 from fedquit.results.schema import Row
 from fedquit.results.summary import MethodSummary
 from fedquit.running.recipe import EventRecipe, Recipe, build
-from fedquit.running.runner import natural_control, require_servable, retrain_again, retrained, run, say_engine
+from fedquit.running.runner import controls as run_controls
+from fedquit.running.runner import require_servable, retrain_again, retrained, run, say_engine
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.training_cache import Reporter, require_disk
 from fedquit.studies.many_models import gathered, require_enough
@@ -166,6 +167,7 @@ def compare(
         retrains=retrains if retrain_seeds > 1 else None,
         margin=margin,
         controls={outcome.place: answers[outcome.key]["path"] for outcome in naturals},
+        longer={outcome.place: answers[outcome.key]["longer"] for outcome in naturals},
     )
     write_comparison(out, comparison)
     return list(comparison.table), outcomes
@@ -258,7 +260,8 @@ def _folder(out: Path, seed: int, target: Target, method: str) -> Path:
 def _job(do: str, recipe: Recipe, outcome: Outcome, cache: Path) -> Job:
     """What a worker process needs for one run, or for one Retrain with another seed."""
     own = _for(recipe, outcome.seed, outcome.target)
-    own = dataclasses.replace(own, recover=dataclasses.replace(own.recover, control=False))  # one serves all methods
+    if do != "control":  # one control serves all methods
+        own = dataclasses.replace(own, recover=dataclasses.replace(own.recover, control=False, retrain_longer=False))
     return {
         "do": do,
         "title": f"{outcome.method}, {named(outcome.target)}, seed {outcome.seed}",
@@ -360,8 +363,8 @@ def work(job: Job, reporter: Reporter) -> Answer:
         reporter: Reports the progress.
 
     Returns:
-        `rows` (and `evidence`) or `failure` of a run, `row` of a Retrain with another seed, `path` of a control;
-        `error` where one of the last two failed.
+        `rows` (and `evidence`) or `failure` of a run, `row` of a Retrain with another seed, `path` and `longer` of a
+        control; `error` where one of the last two failed.
     """
     recipe = build(Recipe, dict(job["recipe"]), "recipe")
     recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, folder=job["data"]))
@@ -375,7 +378,8 @@ def work(job: Job, reporter: Reporter) -> Answer:
         if job["do"] == "control":
             methods = _attached(job)
             folder, rounds = Path(job["folder"]), int(job["rounds"])
-            return {"path": natural_control(recipe, folder, cache, rounds, reporter=reporter, attached=methods)}
+            path, longer = run_controls(recipe, folder, cache, rounds, reporter=reporter, attached=methods)
+            return {"path": path, "longer": longer}
         return {"row": retrain_again(recipe, cache, number=job.get("number", 0), reporter=reporter)}
     except FedquitError as error:
         return {"error": str(error)}

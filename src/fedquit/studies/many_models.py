@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedquit.audit.attacks.lira import lira_offline, lira_online, ulira, ulira_by_model
 from fedquit.audit.attacks.rmia import rmia
-from fedquit.audit.attacks.roc import FPRS, TprAt, auc, roc
+from fedquit.audit.attacks.roc import TprAt, auc, roc
 from fedquit.audit.evaluation import Evaluation, Set
 from fedquit.audit.metrics.forgetting_quality import forgetting_quality
 from fedquit.audit.metrics.klom import klom
@@ -229,7 +229,9 @@ def gathered(
     oracle: list[list[Floats]] = []
     original: list[Floats] = []
     for number in range(1, models + 1):
-        at_stop = dataclasses.replace(recipe.recover, follow=0, control=False)  # no path is read from these runs
+        at_stop = dataclasses.replace(
+            recipe.recover, follow=0, control=False, retrain_longer=False
+        )  # no path is read from these runs
         other = dataclasses.replace(recipe, seed=recipe.seed + SEED_STEP * number, recover=at_stop)
         tried = _without_retrain(other)
         run(tried, out / f"model-{number}", cache=cache, reporter=reporter, attached=attached)
@@ -391,8 +393,8 @@ def _rmia(attacked: Phis, oracle: Phis) -> tuple[float, TruePositiveRates]:
 def _strength(members: Floats, outsiders: Floats) -> tuple[float, TruePositiveRates]:
     """Return the AUC and the true-positive rates of an attack's scores."""
     curve = roc(members, outsiders)
-    at_1, at_tenth = (_rate(curve.tpr_at(fpr)) for fpr in FPRS)
-    return auc(members, outsiders).value, TruePositiveRates(at_1=at_1, at_tenth=at_tenth)
+    rates = TruePositiveRates(at_1=_rate(curve.tpr_at(0.01)), at_tenth=_rate(curve.tpr_at(0.001)))
+    return auc(members, outsiders).value, rates
 
 
 def _rate(at: TprAt) -> TruePositiveRate:

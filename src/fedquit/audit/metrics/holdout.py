@@ -48,11 +48,6 @@ class HoldoutNull:
         """One of `fedquit.inference.trace.VERDICTS`."""
         return self.trace.verdict
 
-    @property
-    def over_unlearned(self) -> bool:
-        """Whether the forget data is treated worse than data never seen, which gives it away as well."""
-        return self.verdict == trace.OVER_UNLEARNED
-
 
 def holdout_null(
     forget: Scores, holdout: Scores, original: Samples | None = None, margin: float = MARGIN
