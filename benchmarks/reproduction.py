@@ -37,7 +37,7 @@ PAPER_GAPS: dict[str, tuple[float | None, ...]] = {
     "fedquit": (None, 1.4, 3.5, 5.5, 3.8),
     "not": (None, 6.8, 9.9, 11.7, 12.3),
 }
-CLOSE, CLOSE_GAP = 5.0, 4.0  # points: what counts as agreeing, of means and of gaps to Retrain
+CLOSE, CLOSE_GAP = 5.0, 4.0  # points: how far means and gaps to Retrain may lie from the paper's
 
 
 def records(folder: Path) -> list[RunResults]:
@@ -95,7 +95,7 @@ def gaps_table(runs: Sequence[RunResults]) -> str:
 
 
 def verdict(runs: Sequence[RunResults]) -> str:
-    """Whether means and gaps agree with the paper's, and by how much at most they differ."""
+    """How far means and gaps lie from the paper's at most, and whether that is within the limits."""
     apart = []
     for (method, phase), row_of_paper in PAPER.items():
         requests = _requests(runs, method)
@@ -108,10 +108,12 @@ def verdict(runs: Sequence[RunResults]) -> str:
         for measure, theirs in zip(MEASURES, row_of_paper, strict=True):
             if theirs is not None:
                 gaps.append(abs(_gap(requests, measure) - theirs))
-    agree = "agree" if max(apart) <= CLOSE and max(gaps) <= CLOSE_GAP else "do NOT agree"
+    within = max(apart) <= CLOSE and max(gaps) <= CLOSE_GAP
+    limits = "" if within else " They are NOT within these limits."
     return (
-        f"Test and retain accuracy differ from the paper's means by at most {max(apart):.1f} points (allowed "
-        f"{CLOSE:g}), the gaps to Retrain by at most {max(gaps):.1f} (allowed {CLOSE_GAP:g}): they {agree}."
+        f"Test and retain accuracy differ from the paper's means by at most {max(apart):.1f} points (at most {CLOSE:g} "
+        f"were allowed), the gaps to Retrain by at most {max(gaps):.1f} (at most {CLOSE_GAP:g}).{limits} With two "
+        "clients of ten this is a check of the implementation, not a test that both are equal."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from test_report_figures import MANY, PAIR, SWEPT, TESTED, full, swept, verdict,
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to render with")
 
 PAPER = 703  # pixels: A4 less its margins
-PAGES = ("few", "many", "comparison", "production", "sweep")
+PAGES = ("few", "many", "comparison", "seventeen", "production", "sweep")
 VIEWS = [
     *((width, scheme, "screen") for width in (390, 1280) for scheme in ("light", "dark")),
     (PAPER, "light", "print"),
     (PAPER, "dark", "print"),
 ]
 METHODS = ("fedquit", "pga", "natural", "fedosd")
+SEVENTEEN = (*METHODS, "bad_teacher", *(f"method_{i}" for i in range(12)))
 
 
 AUDITED = (
@@ -69,15 +70,23 @@ TOO_FEW = (
 )
 
 
-def compared(folder: Path) -> None:
-    """Four methods over two targets, with verdicts, a control, pairs and many models."""
+def compared(folder: Path, methods: tuple[str, ...] = METHODS) -> None:
+    """Some methods over two targets, with verdicts, a control, pairs and many models.
+
+    Args:
+        folder: Of the comparison.
+        methods: Their names.
+    """
     words = ("cannot tell", "differs", "differs", "equivalent")
     traces = ("cannot tell", "remembered", "forgotten within the margin", "over-unlearned")
     keys = ("avg_gap", "forget_acc", "retain_acc", "mia_song_svc", "mia_yeom", "test_acc")
     table: list[dict[str, Any]] = []
-    for i, (method, word, trace) in enumerate(zip(METHODS, words, traces, strict=True)):
+    for i, method in enumerate(methods):
+        word = words[i] if i < len(words) else "differs"
         for client in (0, 1):
-            run = with_floor(full(method, client, shift=client - 4.0 * i, title="Ten clients: the largest one leaves"))
+            trace = traces[i + client * (i == 0)] if i < len(traces) else "remembered"
+            shift = client - 4.0 * i % 16
+            run = with_floor(full(method, client, shift=shift, title="Ten clients: the largest one leaves"))
             path = [{"round": r, "forget_acc": 60.0 - r, "test_acc": 40.0 + r, "bytes": r * 1e6} for r in range(5)]
             run["rows"][3] |= {
                 "holdout_verdict": trace,
@@ -89,7 +98,7 @@ def compared(folder: Path) -> None:
         pairs = {} if not i else dict.fromkeys(keys, PAIR)
         line = {"method": method, "phase": "recovered", "runs": 2, "against_first": pairs, "references": MANY | TESTED}
         table.append(line | {"verdicts": {key: verdict(word, reason=TOO_FEW) for key in keys}})
-    runs = [f"seed-0/client-{client}/{method}" for method in METHODS for client in (0, 1)]
+    runs = [f"seed-0/client-{client}/{method}" for method in methods for client in (0, 1)]
     content = {"schema": 1, "first": "fedquit", "table": table, "runs": runs}
     failed = [{"method": "fukd", "target": 2, "seed": 0, "why": "it needs public data"}]
     (folder / "comparison.json").write_text(json.dumps(content | {"failed": failed}))
@@ -106,7 +115,13 @@ def production(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {name: tmp_path_factory.mktemp(name) for name in PAGES}
-    makers = {"few": few, "many": many, "comparison": compared, "production": production}
+    makers: dict[str, Callable[[Path], None]] = {
+        "few": few,
+        "many": many,
+        "comparison": compared,
+        "seventeen": lambda folder: compared(folder, SEVENTEEN),
+        "production": production,
+    }
     for name, make in makers.items():
         make(folders[name])
     halves = [{"verdict": "forgotten within the margin", "reason": "why"}, {"verdict": "cannot tell", "reason": BLIND}]
@@ -328,7 +343,7 @@ def sheets(browser: Browser) -> int:
     return len(re.findall(rb"/Type\s*/Page\b(?!s)", browser.printed()))
 
 
-@pytest.mark.parametrize("name", ["comparison", "production", "sweep"])
+@pytest.mark.parametrize("name", ["comparison", "seventeen", "production", "sweep"])
 def test_what_decides_fits_one_printed_page(name: str, pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages[name], width=PAPER, media="print")
     assert browser.run("getComputedStyle(document.querySelector('.first + .run')).breakBefore") == "page"
@@ -340,7 +355,7 @@ def test_what_decides_fits_one_printed_page(name: str, pages: dict[str, Path], b
 def test_a_long_card_leaves_no_printed_page_empty(pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["comparison"], width=PAPER, media="print")
     browser.run("document.querySelectorAll('.first ~ *').forEach(one => one.remove())")
-    browser.run("document.querySelector('.card dd:last-child').append(' and so on with more words'.repeat(20))")
+    browser.run("document.querySelector('.card dd:last-child').append(' and so on with more words'.repeat(45))")
     assert sheets(browser) == 2, "the card begins below the title, and only the table goes on the next page"
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from fedquit.errors import InputError, StoreError, UnknownNameError
 from fedquit.inference.gaps import GapVerdict
 from fedquit.report import ENDINGS, FORMATS, write_report
-from fedquit.report.figures import _around, _AtV
+from fedquit.report.figures import _PLOT, NUMBER, _around, _AtV, _number
 from fedquit.results.verdicts import legend
 from test_report import Outline, cells, entries, forget, report, results, store, text_of
 
@@ -187,9 +188,9 @@ def test_the_average_gap_and_the_forget_gap_lead_and_the_spread_has_a_line(tmp_p
     html = report(tmp_path, with_floor(full()))
     found = table(html, "Gaps to Retrain")
     assert found[0] == [
-        *("Method", "Avg. gap", "Forget", "Retain", "MIA Song", "MIA Yeom", "Test", "Own hold-out", "Sent", "Requests")
+        *("Method", "Avg. gap", "Forget", "Retain", "MIA Song", "MIA Yeom", "Test", "Own hold-out", "Sent")
     ]
-    assert found[3] == ["Retrain again", "14.1", "1.0", "25.0", "0.5", "30.0", "–", "–", "–", "1"]
+    assert found[3] == ["Retrain again", "14.1", "1.0", "25.0", "0.5", "30.0", "–", "–", "–"]
     assert found[4] == [
         *(
             "fedquit",
@@ -201,10 +202,10 @@ def test_the_average_gap_and_the_forget_gap_lead_and_the_spread_has_a_line(tmp_p
             "20.0 43.4",
             "no trace",
             "26.2 %",
-            "1",
         )
     ]
-    assert "The average gap to Retrain is 15.5 points; two Retrains differ by 14.1. No test was made." in text_of(html)
+    gap = "The average gap to Retrain is 15.5 points (20.0 in forget accuracy); two Retrains differ by 14.1. No test"
+    assert gap in text_of(html)
 
 
 def verdict(word: str, **changes: object) -> dict[str, Any]:
@@ -266,7 +267,9 @@ def test_verdicts_over_all_runs_do_not_speak_for_some_of_them(tmp_path: Path) ->
 @pytest.mark.usefixtures("undrawn")
 def test_several_methods_are_listed_by_verdict_and_a_word_unknown_here_is_no_verdict(tmp_path: Path) -> None:
     html = judged(tmp_path, "differs", "equivalent", "differs", "perhaps")
-    assert entries(html)["Verdict"].startswith("Against Retrain: differs: method_0, method_2; equivalent: method_1.")
+    assert entries(html)["Verdict"].startswith(
+        "Against Retrain (2 targets, 3 Retrains each): differs: method_0, method_2; equivalent: method_1."
+    )
     assert [line[1] for line in table(html, "Gaps to Retrain")[3:]] == [
         "differs",
         "equivalent",
@@ -281,8 +284,8 @@ def test_alike_reasons_why_the_hold_outs_cannot_tell_stand_once(tmp_path: Path) 
     for run, reason in zip(runs, ("blind: 0.51", "blind: 0.52", "hold-out too small: 9 samples"), strict=True):
         run["rows"][3] |= {"holdout_verdict": "cannot tell", "holdout_reason": reason}
     said = entries(report(tmp_path, *runs))["Cannot be told"]
-    assert "remembered: blind: 0.51; so it is in 2 requests. Whether its samples" in said
-    assert said.endswith("remembered: hold-out too small: 9 samples.")
+    assert "remembered: blind: 0.51 (2 of 3 requests). Whether its samples" in said
+    assert said.endswith("remembered: hold-out too small: 9 samples (1 of 3 requests).")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -357,9 +360,9 @@ def test_the_picture_that_decides_has_every_method_the_band_and_naturals_path(tm
     assert "Two Retrains differ by 1.0 points." in told
     assert "Natural ends at 32.4 points and 50.0 %." in told
     drawn = html.partition("Gap against cost")[2].partition("</svg>")[0]
-    for label in ("Retrain against Retrain", "Natural, round by round", "Retrain", "1 fedquit", "2 pga"):
+    for label in ("Retrain again", "Natural by round", "Retrain", "1 fedquit", "2 pga", "1", "2"):
         assert f">{label}</text>" in drawn, label
-    assert "Natural after 2 rounds: forget 58.0 %." in figures(html)["Round by round"]
+    assert "Natural after 2 rounds: 58.0 %." in figures(html)["Forget accuracy, round by round"]
 
 
 def test_paths_are_means_as_far_as_all_requests_go(tmp_path: Path) -> None:
@@ -368,9 +371,57 @@ def test_paths_are_means_as_far_as_all_requests_go(tmp_path: Path) -> None:
         kinds = ("forget_acc", "holdout_acc", "retain_acc", "test_acc")
         points = [{"round": i, **dict.fromkeys(kinds, 10.0 * rounds + i)} for i in range(rounds)]
         run["rows"][3]["path"] = points
-    told = figures(report(tmp_path, *runs))["Round by round"]
-    assert "fedquit after 2 rounds: forget 37.0 %, hold-out 37.0 %, retain 37.0 %, test 37.0 %." in told
-    assert "pga after 4 rounds: forget 54.0 %" in told
+    told = figures(report(tmp_path, *runs))
+    for kind in ("Forget", "Hold-out", "Retain", "Test"):
+        text = told[f"{kind} accuracy, round by round"]
+        assert "fedquit after 2 rounds: 37.0 %. pga after 4 rounds: 54.0 %. Retrain: " in text, kind
+
+
+def test_of_many_methods_none_is_left_out_of_the_paths_and_naturals_goes_on_beside_each(tmp_path: Path) -> None:
+    path = [{"round": i, "forget_acc": 60.0 - i} for i in range(4)]
+    runs = [lean(full(f"method_{i}")) for i in range(9)]
+    for run in runs:
+        run["rows"][3]["path"] = path[:3]
+        run["rows"].append(run["rows"][1] | {"phase": "natural", "method": "natural", "path": path})
+    html = report(tmp_path, *runs)
+    text = figures(html)["Forget accuracy, round by round"]
+    assert all(f"method_{i} after 2 rounds: 58.0 %." in text for i in range(9))
+    assert "Natural after 3 rounds: 57.0 %." in text
+    drawn = html.partition("<h3>Forget accuracy, round by round</h3>")[2].partition("</svg>")[0]
+    assert [drawn.count(f">{label}</text>") for label in ("method_8", "the method", "Natural")] == [1, 1, 2]
+
+
+def test_numbers_beside_points_that_lie_together_cover_neither_each_other_nor_a_point() -> None:
+    figure = Figure()
+    axes = figure.add_subplot()
+    points = [(30.0 + i % 3, 5.0 + i % 4 / 10) for i in range(12)]
+    _number(axes, points, (0.0, 100.0), 20.0, log=False)
+    assert [text.get_text() for text in axes.texts] == [str(i) for i in range(1, 13)]
+    scale = (_PLOT[0] / 100, _PLOT[1] / 20)
+    centres = []
+    for text, (x, y) in zip(axes.texts, points, strict=True):
+        dx, dy = text.get_position()
+        centres.append((x * scale[0] + dx, y * scale[1] + dy))
+    for i, (x, y) in enumerate(centres):
+        for other_x, other_y in centres[:i]:
+            assert abs(x - other_x) >= NUMBER[0] or abs(y - other_y) >= NUMBER[1]
+        for px, py in points:
+            assert abs(x - px * scale[0]) >= NUMBER[0] / 2 + 4 or abs(y - py * scale[1]) >= NUMBER[1] / 2 + 4
+
+
+def test_without_retrain_the_picture_is_the_trace_before_and_after(tmp_path: Path) -> None:
+    found = full()
+    found["rows"] = [row for row in found["rows"] if row["phase"] != "retrained"]
+    found["rows"][0] |= {"auc": 0.646, "auc_low": 0.615, "auc_high": 0.676}
+    found["rows"][2]["holdout_margin"] = 0.05
+    control = {"phase": "natural", "method": "natural", "auc": 0.613, "auc_low": 0.581, "auc_high": 0.644}
+    found["rows"].append(found["rows"][2] | control)
+    html = report(tmp_path, found)
+    told = figures(html)["Forget data against hold-out data, before and after"]
+    assert "Original: 0.646 (0.615 to 0.676). fedquit: 0.500 (0.450 to 0.550). Natural: 0.613 (0.581" in told
+    drawn = html.partition("before and after</h3>")[2].partition("</svg>")[0]
+    assert ">margin</text>" in drawn
+    assert "before and after</h3>" not in report(tmp_path, full()), "with Retrain, the gap against the cost decides"
 
 
 SWEPT: dict[str, Any] = {
@@ -399,7 +450,13 @@ def swept(folder: Path, stored: object) -> str:
 
 def test_a_sweep_has_a_page_that_names_the_rate(tmp_path: Path) -> None:
     html = swept(tmp_path / "sweep", SWEPT)
-    assert entries(html)["Verdict"].startswith("Take lr = 0.001: of the rates that leave no trace it keeps the best")
+    card = entries(html)
+    assert list(card) == [*("Asked", "Done", "Verdict", "Price at 0.001", "Cost at 0.001", "Cannot be told")]
+    assert card["Asked"] == "Which unlearning rate forgets client 2?"
+    assert card["Done"] == "fedquit with 2 rates: 0.0001, 0.001; then 41 rounds of recovery."
+    assert card["Verdict"].startswith("Take lr = 0.001: of the rates that leave no trace it keeps the best")
+    assert card["Verdict"].endswith("Rate by rate, against the whole hold-out: no trace: 0.0001, 0.001.")
+    assert "method" not in " ".join(card.values())
     assert table(html, "Rates")[1:] == [
         ["Before", "remembered", "0.600 0.550 to 0.650", "40.0", "39.0", "50.0", "9.0"],
         ["0.0001", "remembered", "0.550 0.550 to 0.650", "41.0", "39.0", "50.0", "9.0"],
@@ -678,10 +735,10 @@ def test_a_recovery_dearer_than_retrain_is_drawn_on_a_log_axis(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("verdict", "words"),
     [
-        ("no trace", "Its samples: no trace against data of the same clients that never trained (AUC 0.500, 95 %"),
-        ("remembered", "Its samples: remembered, still told from data of the same clients"),
-        ("forgotten within the margin", "Its samples: forgotten within the margin, treated like data of the same"),
-        ("over-unlearned", "Its samples: over-unlearned, treated worse than data of the same clients"),
+        ("no trace", "Its samples: no trace against data of the same clients that never trained (AUC 0.500)."),
+        ("remembered", "Its samples: remembered. They are still told from data of the same clients"),
+        ("forgotten within the margin", "Its samples: forgotten within the margin. They are treated like data of the"),
+        ("over-unlearned", "Its samples: over-unlearned. They are treated worse than data of the same clients"),
         ("cannot tell", "Whether its samples are remembered: 40 hold-out samples are too few."),
         ("else", "Whether its samples are remembered: none of the clients’ data was held out"),
     ],
@@ -689,7 +746,29 @@ def test_a_recovery_dearer_than_retrain_is_drawn_on_a_log_axis(tmp_path: Path) -
 def test_the_holdout_tells_how_sure(tmp_path: Path, verdict: str, words: str) -> None:
     found = full()
     found["rows"][3] |= {"holdout_verdict": verdict, "holdout_reason": "40 hold-out samples are too few"}
-    assert words in text_of(report(tmp_path, found)).replace("\u00a0", " ")
+    said = text_of(report(tmp_path, found)).replace("\u00a0", " ")
+    assert words in said
+    sure = "never trained: 40 hold-out samples are too few; such a verdict errs in at most 5 % of cases."
+    assert (sure in said) == (verdict in ("remembered", "forgotten within the margin")), "over-unlearned says more"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_of_many_methods_the_largest_group_is_counted_and_the_others_are_named(tmp_path: Path) -> None:
+    runs = [lean(full(f"method_{i}", client)) for i in range(9) for client in (0, 1)]
+    for i, run in enumerate(runs):
+        word = "remembered" if i > 3 else ("forgotten within the margin", "cannot tell")[i % 2]
+        run["rows"][3] |= {"holdout_verdict": word, "holdout_reason": "hold-out too small: 9 samples"}
+    html = report(tmp_path, *runs)
+    assert (
+        "own hold-out: forgotten within the margin for some requests, cannot tell for the others: method_0 (1 of 2), "
+        "method_1 (1 of 2); remembered: the other 7 methods." in entries(html)["Verdict"]
+    )
+    assert entries(html)["Done"].startswith("9 methods; then 41 rounds of recovery, over 2 requests each")
+    own = table(html, "Gaps to Retrain")[0].index("Own hold-out")
+    assert table(html, "Gaps to Retrain")[-9][own] == "1 forgotten, 1 cannot tell"
+    for run in runs:
+        run["rows"][3]["holdout_verdict"] = "remembered"
+    assert "own hold-out: remembered: all 9 methods." in entries(report(tmp_path, *runs))["Verdict"]
 
 
 def test_the_radar_draws_one_polygon_for_each_method(tmp_path: Path) -> None:
@@ -817,7 +896,7 @@ def test_many_runs_are_shown_as_means_and_folded_away(tmp_path: Path) -> None:
     runs[0]["rows"][3]["curve"] = runs[0]["rows"][3]["curve"][:2]
     runs[0]["rows"][3]["entropy"]["edges"] = [0.0, 1.0, 2.0, 4.0]
     html = report(tmp_path, *runs)
-    assert html.count("<figure ") == 3 + 2 * 5
+    assert html.count("<figure ") == 4 + 2 * 5
     assert "Mean over 4 requests" in html
     told = figures(html)
     assert "Recovered: forget 47.1 %, test 43.4 %." in told["Accuracy by phase"]

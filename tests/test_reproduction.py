@@ -24,7 +24,8 @@ def test_the_page_holds_what_the_records_say() -> None:
         check=True,
     ).stdout.strip()
     assert printed in (ROOT / "docs" / "reproduction.md").read_text()
-    assert "they agree" in printed
+    assert "NOT within these limits" not in printed
+    assert "not a test that both are equal" in printed, "it claims no more than two clients can show"
 
 
 def test_the_page_of_the_methods_holds_what_the_records_of_unlearned_accuracy_say() -> None:

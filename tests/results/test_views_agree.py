@@ -29,7 +29,7 @@ from test_report_figures import table
 
 SHOWN = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom")
 IN_PAGE = ("forget_acc", "retain_acc", "mia_song_svc", "mia_yeom", "test_acc")  # in the order of its columns
-NO_GAPS = ("Verdict", "Own hold-out", "Sent", "Requests")
+NO_GAPS = ("Verdict", "Forget, Natural", "Own hold-out", "Sent", "Requests")
 FORMATS = {"html": "r.html", "csv": "r.csv", "md": "r.md", "latex": "r.tex", "json": "r.json"}
 
 
@@ -229,6 +229,15 @@ def on_terminal(line: dict[str, Any], key: str) -> str:
     return f"{level} ({mark}{line['gaps'][key]:.1f}{deviation})"
 
 
+def in_short(counts: Sequence[tuple[str, float]]) -> str:
+    """Verdicts that differ between requests, without what follows their word."""
+    words: dict[str, float] = {}
+    for verdict, n in counts:
+        word = verdict.partition(":")[0].removesuffix(" within the margin")
+        words[word] = words.get(word, 0) + n
+    return ", ".join(f"{n:g} {word}" for word, n in words.items())
+
+
 def html(page: str, methods: Sequence[dict[str, Any]], again: dict[str, Any] | None) -> None:
     if any(key in line["gaps"] for line in methods for key in AVERAGED.values()):
         gaps = table(page, "Gaps to Retrain")
@@ -243,9 +252,12 @@ def html(page: str, methods: Sequence[dict[str, Any]], again: dict[str, Any] | N
             judged = next((verdicts[key]["word"] for key in ("avg_gap", "forget_acc") if key in verdicts), "not tested")
             assert row.pop("Verdict", "not tested") == judged
             counts = sorted(line["holdout_verdicts"].items(), key=lambda item: -item[1])
-            said = ", ".join(f"{n:g} × {word}" for word, n in counts) if len(counts) > 1 else "".join(dict(counts))
+            said = in_short(counts) if len(counts) > 1 else "".join(dict(counts))
             assert row.pop("Own hold-out", DASH) == (said or DASH)
-            assert list(row.values()) == [average, *cells, sent, str(line["runs"])]
+            natural = [fixed(line[kind].get("forget_acc")) for kind in ("natural_gaps", "natural")]
+            assert row.pop("Forget, Natural", "– –") == " ".join(natural)
+            assert row.pop("Requests", str(line["runs"])) == str(line["runs"])
+            assert list(row.values()) == [average, *cells, sent]
         if again and any(key in again["gaps"] for key in keys):
             spreads = [fixed(again["avg_gap"]), *(fixed(again["gaps"].get(key)) for key in keys)]
             row = dict(zip(gaps[0][1:], printed["Retrain again"], strict=True))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedquit.inference.gaps import CANNOT_TELL, DIFFERS, EQUIVALENT, WORDS, GapVerdict
@@ -21,7 +21,9 @@ from fedquit.results.verdicts import forget_gap, open_question
 from fedquit.results.words import NBSP, count, duration, fixed, percent, scaled, share, signed
 from fedquit.utils.names import each_named
 
-NOTE = "This is approximate unlearning: behaving like Retrain is evidence that the data was forgotten, not proof."
+NOTE = "This is approximate unlearning: what is measured here is evidence that the data was forgotten, not proof."
+NOTHING_TESTED = "No verdict: nothing here was tested."
+LISTED = 6  # methods that share a verdict and are named; the largest group of more is counted
 TRAINED = 0.1  # of the way from guessing to every answer right: below it, Original counts as untrained
 
 
@@ -42,11 +44,14 @@ def card(groups: Sequence[MethodGroup], sweeps: Sequence[Mapping[str, Any]]) -> 
     """
     if not groups:
         return []
+    rates = _by_rate(groups) if len(sweeps) == 1 else {}
+    if rates:
+        return _of_sweep(rates, sweeps[0])
     judged = [chosen_rate(sweep) for sweep in sweeps]
     judged += _one(groups[0]) if len(groups) == 1 else _several(groups)
     entries = [
         Entry("Asked", [f"Forget {targets(groups)}."]),
-        Entry("Done", [_done(groups)]),
+        Entry("Done", [_done(groups), *_forgot(groups)]),
         Entry("Verdict", judged),
         Entry("Price", _price(groups)),
         Entry("Cost", _cost(groups)),
@@ -55,21 +60,57 @@ def card(groups: Sequence[MethodGroup], sweeps: Sequence[Mapping[str, Any]]) -> 
     return [entry for entry in entries if entry.says]
 
 
-def lead(groups: Sequence[MethodGroup]) -> str:
-    """What happened to the data to forget, in one sentence."""
+def _forgot(groups: Sequence[MethodGroup]) -> list[str]:
+    """What happened to the accuracy on the data to forget, in one sentence."""
     before = mean(request.get("original", "forget_acc") for request in _requests(groups))
     retrain = mean(request.get("retrained", "forget_acc") for request in _requests(groups))
-    levels = {group.label: group.summary.means.get("forget_acc") for group in groups}
-    known = {label: level for label, level in levels.items() if level is not None}
+    known = {g.label: level for g in groups if (level := g.summary.means.get("forget_acc")) is not None}
     if before is None or not known:
-        return ""
-    if len(known) == 1:
-        label, level = next(iter(known.items()))
-        now = f"{label} took the accuracy on the data to forget from {percent(before)} to {percent(level)}"
-    else:
-        ends = _range(known, percent)
-        now = f"{len(known)} methods took the accuracy on the data to forget from {percent(before)} to {ends}"
-    return f"{now}." if retrain is None else f"{now}; Retrain, which never saw it, has {percent(retrain)}."
+        return []
+    now = f"Accuracy on the data to forget: {percent(before)} before, {_range(known, percent)} now"
+    return [f"{now}." if retrain is None else f"{now}; Retrain, which never saw it, has {percent(retrain)}."]
+
+
+# A sweep
+
+
+def _by_rate(groups: Sequence[MethodGroup]) -> dict[float, MethodGroup]:
+    """The groups by their unlearning rate, called by it; empty where they differ in anything else."""
+    rates: dict[float, MethodGroup] = {}
+    for group in groups:
+        stem, found, rate = group.label.partition(", lr=")
+        if not found or stem != group.requests[0].method:
+            return {}
+        try:
+            rates[float(rate)] = replace(group, label=f"{float(rate):g}")
+        except ValueError:
+            return {}
+    return rates
+
+
+def _of_sweep(rates: Mapping[float, MethodGroup], sweep: Mapping[str, Any]) -> list[Entry]:
+    """The card of a sweep: the rate that is taken, and what this one costs.
+
+    Args:
+        rates: The runs by rate.
+        sweep: What `sweep.json` holds.
+    """
+    groups = list(rates.values())
+    chosen = rates.get(number(sweep.get("chosen")) or 0.0)
+    taken = [chosen] if chosen else groups
+    at = f" at {chosen.label}" if chosen else ""
+    rate_by_rate = _by_trace(groups)
+    traced = [f"Rate by rate, against the whole hold-out: {_listed(rate_by_rate)}."] if rate_by_rate else []
+    names = ", ".join(group.label for group in groups)
+    entries = [
+        Entry("Asked", [f"Which unlearning rate forgets {targets(groups)}?"]),
+        Entry("Done", [f"{groups[0].requests[0].method} with {len(groups)} rates: {names}{_recovery(groups)}."]),
+        Entry("Verdict", [chosen_rate(sweep), *traced]),
+        Entry(f"Price{at}", [*_forgot(taken), *_price(taken)]),
+        Entry(f"Cost{at}", _cost(taken)),
+        Entry("Cannot be told", unknowns(taken)),
+    ]
+    return [entry for entry in entries if entry.says]
 
 
 def chosen_rate(sweep: Mapping[str, Any]) -> str:
@@ -139,16 +180,23 @@ def _range(values: Mapping[str, float], say: Callable[[float], str]) -> str:
 
 
 def _done(groups: Sequence[MethodGroup]) -> str:
-    rounds = {group.label: group.summary.recovery_rounds for group in groups}
-    known = {label: value for label, value in rounds.items() if value is not None}
-    names = groups[0].label if len(groups) == 1 else f"{len(groups)} methods: {', '.join(g.label for g in groups)}"
-    recovery = f"; then {_range(known, lambda n: count(round(n, 1), 'round'))} of recovery" if known else ""
+    named = f": {', '.join(g.label for g in groups)}" if len(groups) <= LISTED else ""
+    names = groups[0].label if len(groups) == 1 else f"{len(groups)} methods{named}"
     counts = {len(group.requests) for group in groups}
     most = max(counts)
     each = " each" if len(groups) > 1 else ""
     over = f", over {'up to ' if len(counts) > 1 else ''}{most} requests{each}" if most > 1 else ""
     against = ", compared with Retrain" if _has_retrain(groups) else ""
-    return f"{names}{recovery}{over}{against}."
+    return f"{names}{_recovery(groups)}{over}{against}."
+
+
+def _recovery(groups: Sequence[MethodGroup]) -> str:
+    """How many rounds the recovery took, as a clause."""
+    known = {round(n, 1) for group in groups if (n := group.summary.recovery_rounds) is not None}
+    if not known:
+        return ""
+    rounds = count(max(known), "round") if len(known) == 1 else f"{min(known):g} to {max(known):g} rounds"
+    return f"; then {rounds} of recovery"
 
 
 def _has_retrain(groups: Sequence[MethodGroup]) -> bool:
@@ -167,11 +215,12 @@ def _one(group: MethodGroup) -> list[str]:
     samples = []
     found = traces(group.requests)
     if len(group.requests) == 1 and found:
-        samples.append(f"Its samples: {_trace(next(iter(found)))}{_auc(group.requests[0])}.")
+        samples += _trace_of(group.requests[0])
     elif found:
         parts = [f"{_trace(word)} ({n} of {sum(found.values())})" for word, n in found.items()]
         samples.append(f"Its samples: {'; '.join(parts)}.")
-    says = [*against, *samples] if headline(group.verdicts) else [*samples, *against]
+    tested = bool(headline(group.verdicts))
+    says = [*against, *samples] if tested else [*(samples or [NOTHING_TESTED]), *against]
     held = _level(group, "recovered", "holdout_acc")
     knowledge = group.summary.distribution_knowledge
     if held is not None and knowledge is not None:
@@ -202,6 +251,17 @@ def _trace(verdict: str) -> str:
     return TRACES[word] if word in (CANNOT_TELL, NO_TRACE) else f"{word}, {TRACES[word]}"
 
 
+def _trace_of(request: RequestRows) -> list[str]:
+    """The verdict on the samples of one request, and what it rests on: the stored reason, or the AUC of older ones."""
+    row = request.row("recovered")
+    word = trace_word(str(row.get("holdout_verdict")))
+    reason = row.get("holdout_reason")
+    if word in (CANNOT_TELL, NO_TRACE):
+        return [f"Its samples: {TRACES[word]}{_auc(request)}."]
+    because = f": {reason}; such a verdict errs in at most 5{NBSP}% of cases" if reason else _auc(request)
+    return [f"Its samples: {word}.", f"They are {TRACES[word]}{because}."]
+
+
 def _beside(difference: float) -> str:
     if round(difference, 1) == 0:
         return "the same as"
@@ -212,6 +272,8 @@ def _auc(request: RequestRows, phase: str = "recovered") -> str:
     auc, low, high = (request.get(phase, key) for key in ("auc", "auc_low", "auc_high"))
     if auc is None:
         return ""
+    if request.row(phase).get("holdout_reason"):  # it holds the interval that decides, which is another one
+        return f" (AUC {auc:.3f})"
     interval = f", 95{NBSP}% interval {low:.3f} to {high:.3f}" if low is not None and high is not None else ""
     return f" (AUC {auc:.3f}{interval})"
 
@@ -226,7 +288,9 @@ def _against_retrain(group: MethodGroup) -> list[str]:
     if judged is None:
         spread = group.summary.spread.get("avg_gap" if group.summary.avg_gap is not None else "forget_acc")
         beside = "" if spread is None else f"; two Retrains differ by {fixed(spread)}"
-        return [f"The {name} to Retrain is {fixed(gap)} points{beside}. No test was made."]
+        own_gap = group.summary.gaps.get("forget_acc")
+        own = f" ({fixed(own_gap)} in forget accuracy)" if own_gap is not None and name == "average gap" else ""
+        return [f"The {name} to Retrain is {fixed(gap)} points{own}{beside}. No test was made."]
     margin = "the margin" if judged.margin is None else f"{fixed(judged.margin)} points"
     said = {
         DIFFERS: "It differs from Retrain",
@@ -259,39 +323,78 @@ def _several(groups: Sequence[MethodGroup]) -> list[str]:
     """All methods by verdict, so that none is hidden: against Retrain, of their samples, and of the control."""
     says = []
     by_word: dict[str, list[str]] = {word: [] for word in WORDS}
+    sizes = set()
     for group in groups:
         judged = headline(group.verdicts)
         if judged:
             by_word[judged.word].append(group.label)
+            sizes.add(f"{count(judged.targets, 'target')}, {count(judged.retrains, 'Retrain')} each")
     if any(by_word.values()):
-        says.append(f"Against Retrain: {_listed(by_word)}.")
+        over = f" ({sizes.pop()})" if len(sizes) == 1 else ""
+        says.append(f"Against Retrain{over}: {_listed(by_word)}.")
     gaps = {group.label: gap for group in groups if (gap := _headline_gap(group.summary)[0]) is not None}
     if gaps and not says:
         name = _headline_gap(groups[0].summary)[1]
         says.append(f"The {name} to Retrain is {_range(gaps, lambda gap: f'{fixed(gap)} points')}. No test was made.")
-    by_trace: dict[str, list[str]] = {}
-    for group in groups:
-        found = traces(group.requests)
-        for word, n in found.items():
-            part = "" if len(found) == 1 else f" ({n} of {sum(found.values())})"
-            by_trace.setdefault(word, []).append(f"{group.label}{part}")
+    by_trace = _by_trace(groups)
+    if not by_trace and not any(by_word.values()):
+        says.insert(0, NOTHING_TESTED)
     if by_trace:
-        ordered = sorted(by_trace, key=lambda verdict: list(TRACES).index(trace_word(verdict)))
-        told = _listed({verdict: by_trace[verdict] for verdict in ordered})
-        says.append(f"The samples, against the clients’ own hold-out: {told}.")
+        says.append(f"The samples, against the clients’ own hold-out: {_listed(by_trace)}.")
     controls = {g.label: level for g in groups if (level := g.summary.natural.get("forget_acc")) is not None}
     if controls:
+        own = [group for group in groups if group.label == NATURAL]
         found_in_control = trace_words(distinct(_requests(groups)), NATURAL)
+        found_in_control = found_in_control or (trace_words(own[0].requests) if own else "")
         traced = f"; its samples: {found_in_control}" if found_in_control else ""
         says.append(
-            f"The control: Natural, which does not unlearn, has {_range(controls, percent)} forget accuracy after as "
+            f"The control: Natural, which does not unlearn, has {_span(controls.values())} forget accuracy after as "
             f"many rounds{traced}."
         )
     return says
 
 
+def _by_trace(groups: Sequence[MethodGroup]) -> dict[str, list[str]]:
+    """The methods by what the hold-outs say of their samples; where requests differ, how many have the first word."""
+    by_trace: dict[str, list[str]] = {}
+    for group in groups:
+        found = traces(group.requests)
+        ordered = sorted(found, key=lambda verdict: list(TRACES).index(trace_word(verdict)))
+        if len(found) == 1:
+            by_trace.setdefault(ordered[0], []).append(group.label)
+        elif found:
+            rest = dict.fromkeys(map(trace_word, ordered[1:]))
+            others = f"{ordered[0]} for some requests, {' or '.join(rest)} for the others"
+            part = f"{found[ordered[0]]} of {sum(found.values())}"
+            by_trace.setdefault(others, []).append(f"{group.label} ({part})")
+    return dict(sorted(by_trace.items(), key=lambda item: list(TRACES).index(_first_word(item[0]))))
+
+
+def _first_word(verdicts: str) -> str:
+    return trace_word(verdicts).partition(" for some requests")[0]
+
+
 def _listed(by_word: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{word}: {', '.join(labels)}" for word, labels in by_word.items() if labels)
+    """The methods of each verdict; the largest group of many is counted, after the others that are named."""
+    filled = {word: labels for word, labels in by_word.items() if labels}
+    largest = max(filled, key=lambda word: len(filled[word]))
+    if len(filled[largest]) <= LISTED:
+        return "; ".join(f"{word}: {', '.join(labels)}" for word, labels in filled.items())
+    which = "all" if len(filled) == 1 else "the other"
+    named = [f"{word}: {', '.join(labels)}" for word, labels in filled.items() if word != largest]
+    return "; ".join([*named, f"{largest}: {which} {len(filled[largest])} methods"])
+
+
+def _span(values: Iterable[float], say: Callable[[float], str] = percent) -> str:
+    """The least and the greatest of some values, or the only one.
+
+    Args:
+        values: One at least.
+        say: How one is printed.
+    """
+    known = list(values)
+    ends = [say(min(known)), say(max(known))]
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
 def _level(group: MethodGroup, phase: str, key: str) -> float | None:
@@ -307,36 +410,53 @@ def _price(groups: Sequence[MethodGroup]) -> list[str]:
     if len(groups) == 1 and prices:
         says.append(_change(next(iter(prices.values()))))
     elif prices:
-        says.append(f"The retained clients’ loss changed by {_range(prices, lambda price: signed(price, 3))}.")
-    tests = {g.label: level for g in groups if (level := g.summary.means.get("test_acc")) is not None}
-    retrain = mean(request.get("retrained", "test_acc") for request in _requests(groups))
-    before = mean(request.get("original", "test_acc") for request in _requests(groups))
-    if tests:
-        beside = f"; Retrain has {percent(retrain)}" if retrain is not None else ""
-        beside = f"; before it was {percent(before)}" if retrain is None and before is not None else beside
-        says.append(f"Test accuracy ended at {_range(tests, percent)}{beside}.")
-    return says
+        says.append(f"Unlearning changed the retained clients’ loss by {_range(prices, _loss)}.")
+    kept = [*_kept(groups, "retain_acc", "the retained clients’ data"), *_kept(groups, "test_acc", "test data")]
+    return [*says, f"Accuracy after recovery: {', '.join(kept)}."] if kept else says
+
+
+def _kept(groups: Sequence[MethodGroup], key: str, name: str) -> list[str]:
+    """An accuracy after recovery, beside Retrain's or beside what it was before, as a clause.
+
+    Args:
+        groups: The methods.
+        key: Of the accuracy.
+        name: The data that it is on.
+    """
+    levels = [level for g in groups if (level := g.summary.means.get(key)) is not None]
+    if not levels:
+        return []
+    retrain = mean(request.get("retrained", key) for request in _requests(groups))
+    before = mean(request.get("original", key) for request in _requests(groups))
+    beside = f" (Retrain {percent(retrain)})" if retrain is not None else ""
+    beside = f" (before {percent(before)})" if retrain is None and before is not None else beside
+    return [f"{_span(levels)} on {name}{beside}"]
+
+
+def _loss(change: float) -> str:
+    return signed(change, 3 if abs(change) < 100 else 0)
 
 
 def _change(price: float) -> str:
     if round(price, 3) == 0:
-        return "The retained clients’ loss did not change."
-    return f"The retained clients’ loss {'rose' if price > 0 else 'fell'} by {abs(price):.3f}."
+        return "Unlearning did not change the retained clients’ loss."
+    way = "raised" if price > 0 else "lowered"
+    return f"Unlearning {way} the retained clients’ loss by {_loss(abs(price)).lstrip('+')}."
 
 
 def _cost(groups: Sequence[MethodGroup]) -> list[str]:
-    sent = {g.label: part for g in groups if (part := g.summary.bytes_percent) is not None}
-    computed = {g.label: part for g in groups if (part := g.summary.computing_percent) is not None}
+    sent = [part for g in groups if (part := g.summary.bytes_percent) is not None]
+    computed = [part for g in groups if (part := g.summary.computing_percent) is not None]
     shares = {"communication": sent, "computing": computed}
-    says = [f"{_range(parts, share)} of Retrain’s {what}." for what, parts in shares.items() if parts]
-    if not says:
-        says = [*_spent(groups, "bytes", "sent"), *_spent(groups, "flops", "computed")]
-    seconds = {g.label: took for g in groups if (took := g.summary.seconds) is not None}
+    parts = [f"{_span(values, share)} of Retrain’s {what}" for what, values in shares.items() if values]
+    if not parts:
+        parts = [*_spent(groups, "bytes", "sent"), *_spent(groups, "flops", "computed")]
+    seconds = [took for g in groups if (took := g.summary.seconds) is not None]
     retrain = mean(request.get("retrained", "seconds") for request in _requests(groups))
     if seconds:
-        beside = f" here; Retrain took {duration([retrain])}" if retrain is not None else " here"
-        says.append(f"{_range(seconds, lambda took: duration([took]))}{beside}.")
-    return [f"{line[:1].upper()}{line[1:]}" for line in says]
+        beside = f" (Retrain {duration([retrain])})" if retrain is not None else ""
+        parts.append(f"{_span(seconds, lambda took: duration([took]))} where it ran{beside}")
+    return [f"{', '.join(parts)}."] if parts else []
 
 
 def _spent(groups: Sequence[MethodGroup], kind: str, verb: str) -> list[str]:
@@ -347,8 +467,8 @@ def _spent(groups: Sequence[MethodGroup], kind: str, verb: str) -> list[str]:
         kind: Of `COSTS`.
         verb: What was done with it.
     """
-    spent = {g.label: amount for g in groups if (amount := quantities.mean_cost(g.requests, kind)) is not None}
-    return [f"{_range(spent, lambda amount: scaled(amount, COSTS[kind].unit))} {verb}."] if spent else []
+    spent = [amount for g in groups if (amount := quantities.mean_cost(g.requests, kind)) is not None]
+    return [f"{_span(spent, lambda amount: scaled(amount, COSTS[kind].unit))} {verb}"] if spent else []
 
 
 def unknowns(groups: Sequence[MethodGroup]) -> list[str]:
@@ -366,12 +486,23 @@ def unknowns(groups: Sequence[MethodGroup]) -> list[str]:
     why = open_question(verdicts).removeprefix(f"{CANNOT_TELL}: ")
     if why:
         undecided = any(judged and judged.word == CANNOT_TELL for judged in map(headline, verdicts))
-        what = "it differs from Retrain" if undecided else "the unmarked gaps are differences"
-        says.append(f"Whether {what}: {_ended(why)}")
+        it = "it differs" if len(groups) == 1 else "each of them differs"
+        what = f"{it} from Retrain" if undecided else "the unmarked gaps are differences"
+        says.append(f"Whether {what}: {_for_example(groups, why)}{_ended(why)}")
+    its = "its" if len(groups) == 1 else "their"
     if not any(traces([request]) for request in requests):
-        says.append("Whether its samples are remembered: none of the clients’ data was held out (data.holdout).")
-    says += [f"Whether its samples are remembered: {_ended(reason)}" for reason in trace_reasons(requests)]
+        says.append(f"Whether {its} samples are remembered: none of the clients’ data was held out (data.holdout).")
+    says += [f"Whether {its} samples are remembered: {_ended(reason)}" for reason in trace_reasons(requests)]
     return says
+
+
+def _for_example(groups: Sequence[MethodGroup], why: str) -> str:
+    """Whose gap a reason is about, where there are several methods."""
+    if len(groups) == 1:
+        return ""
+    reasons = [(group.label, verdict.reason) for group in groups for verdict in group.verdicts.values()]
+    label = next((label for label, reason in reasons if reason.endswith(why)), "")
+    return f"for example of {label}, " if label else ""
 
 
 def _ended(reason: str) -> str:

@@ -76,8 +76,9 @@ _STYLE: dict[Any, Any] = {
 
 def style(i: int) -> dict[str, Any]:
     """The style of the i-th series: colour, dash and marker differ, so that it can be told without colour."""
-    dash = DASHES[(i + i // len(SERIES)) % len(DASHES)]
-    return {"color": SERIES[i % len(SERIES)], "linestyle": dash, "marker": MARKERS[i % len(MARKERS)]}
+    shifted = i + i // len(SERIES)  # the next eight have the same colours with other dashes and markers
+    dash = DASHES[shifted % len(DASHES)]
+    return {"color": SERIES[i % len(SERIES)], "linestyle": dash, "marker": MARKERS[shifted % len(MARKERS)]}
 
 
 def draw(name: str, paint: Callable[[Figure], None], *, height: float = 3.5, legend: int = 2) -> Markup:
@@ -108,8 +109,8 @@ def draw(name: str, paint: Callable[[Figure], None], *, height: float = 3.5, leg
                 list(handles),
                 loc="outside upper left",
                 ncols=legend,
-                handlelength=1.8,
-                columnspacing=1.6,
+                handlelength=1.8 if legend < 3 else 1.6,
+                columnspacing=1.6 if legend < 3 else 1.0,
                 borderaxespad=0.2,
             )
         file = io.StringIO()

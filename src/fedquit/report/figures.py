@@ -300,37 +300,41 @@ def decision(groups: Sequence[MethodGroup], name: str) -> Drawn | None:
     spread = mean_spreads(distinct(request for group in groups for request in group.requests)).get("forget_acc")
     natural = _natural_path(groups)
     cheapest = min(x for x, _ in points.values())
-    wide = cheapest < 20
-    left = max(0.05, min([cheapest, *(x for x, _ in natural)]) or 0.05) / 1.6 if wide else 0.0
+    wide = cheapest < 5
+    left = max(0.05, cheapest) / 1.6 if wide else 0.0
+    right = max(115.0, *(1.15 * x for x, _ in points.values()))
+    levels = [1.0, spread or 0.0, *(y for _, y in points.values()), *(y for _, y in natural)]
+    top = 1.15 * max(levels)
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         if spread is not None:
-            axes.axhspan(0, spread, facecolor=TEST, alpha=0.22, label="Retrain against Retrain")
+            axes.axhspan(0, spread, facecolor=TEST, alpha=0.22, label="Retrain again")
             axes.axhline(spread, color=SOFT, linewidth=1, linestyle=(0, (2, 2)))
         if len(natural) > 1:
+            inside = [(x, y) for x, y in natural if x >= left]
             axes.plot(
-                [max(x, left) for x, _ in natural],
-                [y for _, y in natural],
+                [x for x, _ in inside],
+                [y for _, y in inside],
                 color=SOFT,
                 linewidth=1.5,
                 linestyle=(0, (4, 2)),
-                label="Natural, round by round",
+                label="Natural by round",
             )
         axes.scatter([100], [0], s=70, marker="*", color=INK, label="Retrain", zorder=3, clip_on=False)
         for i, (label, (x, y)) in enumerate(points.items()):
             look = {key: value for key, value in style(i).items() if key != "linestyle"}
             shown = f"{i + 1} {_plain(_shortened(label, 30))}" if len(points) > 1 else _plain(_shortened(label))
             axes.scatter([max(x, left)], [y], s=46, label=shown, zorder=3, clip_on=False, **look)
-        for (x, y), numbers_there in _numbered(points).items() if len(points) > 1 else ():
-            axes.annotate(numbers_there, (max(x, left), y), (5, 4), textcoords="offset points", fontsize=10.5)
+        if len(points) > 1:
+            _number(axes, [(max(x, left), y) for x, y in points.values()], (left, right), top, log=wide)
         if wide:
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(FixedLocator([t for t in _SHARES if left <= t]))
             axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        axes.set_xlim(left, max(115.0, *(1.15 * x for x, _ in points.values())))
-        axes.set_ylim(0, 1.15 * max([1.0, spread or 0.0, *(y for _, y in points.values()), *(y for _, y in natural)]))
+        axes.set_xlim(left, right)
+        axes.set_ylim(0, top)
         axes.set_xlabel("bytes sent, in % of Retrain’s")
         axes.set_ylabel("gap in forget accuracy (points)")
 
@@ -340,22 +344,64 @@ def decision(groups: Sequence[MethodGroup], name: str) -> Drawn | None:
     if len(natural) > 1:
         words.append(f"Natural ends at {natural[-1][1]:.1f} points and {share(natural[-1][0])}.")
     longest = max(len(_shortened(label, 30)) for label in points) + 2
-    columns = 2 if longest <= 18 else 1
+    columns = next((fitting for fitting, most in ((3, 14), (2, 18)) if longest <= most), 1)
     return Drawn(
         "Gap against cost",
         draw(name, paint, height=3.4 + 0.22 * math.ceil((len(points) + 3) / columns), legend=columns),
         f"Scatter chart: gap in forget accuracy to Retrain by the bytes sent. {' '.join(words)}",
-        "Down and left is better: as close to Retrain as another Retrain, for less."
-        + (" A method on Natural’s line forgets no more than training on without the client." if natural else ""),
+        "Down and left is closer to Retrain, for less."
+        + (" Grey band: how far two Retrains lie apart." if spread is not None else "")
+        + (" Natural unlearns nothing: a method on its line is no closer than training on." if natural else ""),
     )
 
 
-def _numbered(points: Mapping[str, tuple[float, float]]) -> dict[tuple[float, float], str]:
-    """The numbers of the methods at each place, together where methods cannot be told apart."""
-    places: dict[tuple[float, float], list[str]] = {}
-    for i, (x, y) in enumerate(points.values(), 1):
-        places.setdefault((round(x), round(y, 1)), []).append(str(i))
-    return {place: ", ".join(numbers_there) for place, numbers_there in places.items()}
+NUMBER = (7.0, 11.0)  # width of a digit and height of a number, in points
+_PLOT = (300.0, 175.0)  # width and height of the axes in points, about
+
+
+def _number(axes: Axes, at: Sequence[tuple[float, float]], ends: tuple[float, float], top: float, *, log: bool) -> None:
+    """Write its number beside each point, where it covers neither another number nor a point.
+
+    Args:
+        axes: With the points.
+        at: The points.
+        ends: Of the horizontal axis.
+        top: Of the vertical axis, which begins at zero.
+        log: Whether the horizontal axis is logarithmic.
+    """
+
+    def placed(x: float, y: float) -> tuple[float, float]:
+        low, high, here = (math.log(v) for v in (*ends, x)) if log else (*ends, x)
+        return _PLOT[0] * (here - low) / (high - low), _PLOT[1] * y / top
+
+    points = [placed(x, y) for x, y in at]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
+    angles = [math.radians(45 * step) for step in (1, 0, 7, 2, 6, 3, 5, 4)]
+    places = [(radius * math.cos(a), radius * math.sin(a)) for radius in (11, 18, 26, 35, 45) for a in angles]
+    for i, (x, y) in enumerate(points):
+        half = NUMBER[0] * len(str(i + 1)) / 2
+        boxes = [
+            (x + dx - half, y + dy - NUMBER[1] / 2, x + dx + half, y + dy + NUMBER[1] / 2, dx, dy) for dx, dy in places
+        ]
+        free = [box for box in boxes if box[1] >= 0 and not any(_overlap(box, other) for other in taken)]
+        *box, dx, dy = free[0] if free else boxes[0]
+        taken.append((box[0], box[1], box[2], box[3]))
+        far = math.hypot(dx, dy) > 12
+        axes.annotate(
+            str(i + 1),
+            at[i],
+            (dx, dy),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=10.5,
+            arrowprops={"arrowstyle": "-", "color": SOFT, "linewidth": 0.7, "shrinkB": 3} if far else None,
+        )
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two boxes (left, bottom, right, top) meet."""
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 _SHARES = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # percent
@@ -370,15 +416,15 @@ def _natural_path(groups: Sequence[MethodGroup]) -> list[tuple[float, float]]:
     return paths.gap_by_cost(own.requests) if own else []
 
 
-PANELS = 8  # methods whose paths are drawn together, at most
+TOGETHER = 6  # methods whose paths are drawn in one panel, at most; of more, each has a panel of its own
 
 
-def over_rounds(groups: Sequence[MethodGroup], name: str) -> Drawn | None:
-    """The paths of all methods: one panel for each accuracy.
+def over_rounds(groups: Sequence[MethodGroup], name: str) -> list[Drawn]:
+    """The paths of all methods beside Natural's: one figure for each accuracy.
 
     Args:
         groups: The methods.
-        name: The prefix of the ids in the SVG.
+        name: The prefix of the ids in the SVGs.
     """
     lines: dict[str, list[dict[str, Any]]] = {}
     for group in groups:
@@ -388,54 +434,141 @@ def over_rounds(groups: Sequence[MethodGroup], name: str) -> Drawn | None:
     control = mean_path([path for group in groups for request in group.requests if (path := request.natural_path)])
     if len(control) > 1 and NATURAL not in lines:
         lines["Natural"] = control
-    left_out = max(0, len(lines) - PANELS)
-    lines = dict(list(lines.items())[:PANELS])
-    kinds = {key: word for key, word in paths.KINDS.items() if any(key in p for own in lines.values() for p in own)}
-    if not kinds:
-        return None
     requests = [request for group in groups for request in group.requests]
-    levels = {key: mean(request.get("retrained", key) for request in requests) for key in kinds}
+    drawn = []
+    for key, word in paths.KINDS.items():
+        known = {
+            label: [(float(p["round"]), p[key]) for p in own if key in p and "round" in p]
+            for label, own in lines.items()
+        }
+        known = {label: own for label, own in known.items() if own}
+        if known:
+            level = mean(request.get("retrained", key) for request in requests)
+            natural = [(float(p["round"]), p[key]) for p in control if key in p and "round" in p]
+            drawn.append(_paths_of(known, natural, level, word, f"{name}-{word}"))
+    return drawn
 
-    def paint(figure: Figure) -> None:
-        grid = figure.subplots(len(kinds), sharex=True, squeeze=False)
-        for axes, (key, word) in zip(grid[:, 0], kinds.items(), strict=True):
-            level = levels[key]
-            if level is not None:
-                axes.axhline(level, color=INK, linewidth=1.4, linestyle=(0, (5, 3)), label="Retrain")
-            for i, (label, own) in enumerate(lines.items()):
-                known = [p for p in own if key in p and "round" in p]
-                look = style(i) | {"markersize": 4 if len(known) <= 30 else 0, "linewidth": 1.6}
-                shown = _plain(_shortened(label, 30))
-                axes.plot([p["round"] for p in known], [p[key] for p in known], label=shown, **look)
-            axes.set_title(f"{word} accuracy (%)", loc="left")
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
-        grid[-1, 0].set_xlabel("rounds after the request")
 
-    words = []
-    for label, own in lines.items():
-        ends = [f"{word} {percent(own[-1].get(key))}" for key, word in kinds.items() if key in own[-1]]
-        words.append(f"{label} after {own[-1].get('round', 0):g} rounds: {', '.join(ends)}.")
-    told = [f"{word} {percent(levels[key])}" for key, word in kinds.items() if levels[key] is not None]
-    if told:
-        words.append(f"Retrain: {', '.join(told)}.")
-    longest = max(len(_shortened(label, 30)) for label in lines)
-    columns = 3 if longest <= 13 else (2 if longest <= 24 else 1)
-    more = f" {left_out} more methods are in the tables." if left_out else ""
+_Paths = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def _paths_of(
+    known: _Paths, natural: Sequence[tuple[float, float]], level: float | None, word: str, name: str
+) -> Drawn:
+    """One accuracy by rounds.
+
+    Args:
+        known: Rounds and accuracies by method.
+        natural: Those of the control; empty where there is none.
+        level: Retrain's.
+        word: The kind of data.
+        name: The prefix of the ids in the SVG.
+    """
+    longest = max(len(_shortened(label, 30)) for label in known)
+    columns = next((fitting for fitting, most in ((3, 13), (2, 24)) if longest <= most), 1)
+    if len(known) <= TOGETHER:
+        height = 2.5 + 0.22 * math.ceil((len(known) + 1) / columns)
+        svg = draw(name, lambda figure: _in_one_panel(figure, known, level), height=height, legend=columns)
+    else:
+        height = 0.7 + 0.95 * math.ceil(len(known) / 3)
+        svg = draw(name, lambda figure: _in_panels(figure, known, natural, level), height=height, legend=3)
+    words = [f"{label} after {own[-1][0]:g} rounds: {percent(own[-1][1])}." for label, own in known.items()]
+    words += [] if level is None else [f"Retrain: {percent(level)}."]
     return Drawn(
-        "Round by round",
-        draw(name, paint, height=1.0 + 1.2 * len(kinds) + 0.22 * math.ceil((len(lines) + 1) / columns), legend=columns),
-        f"Line charts of accuracies by rounds after the request. {' '.join(words)}",
-        f"Means over requests, as far as all of them go; the goal is Retrain’s level.{more}",
+        f"{word[:1].upper()}{word[1:]} accuracy, round by round",
+        svg,
+        f"Line chart of {word} accuracy by rounds after the request. {' '.join(words)}",
+        "In percent; means over requests, as far as all of them go."
+        + ("" if level is None else " The goal is Retrain’s level."),
     )
 
 
-def over_rates(sweep: Mapping[str, Any], name: str) -> Drawn | None:
+def _in_one_panel(figure: Figure, known: _Paths, level: float | None) -> None:
+    axes = figure.add_subplot()
+    if level is not None:
+        axes.axhline(level, color=INK, linewidth=1.4, linestyle=(0, (5, 3)), label="Retrain")
+    for i, (label, own) in enumerate(known.items()):
+        look = style(i) | {"markersize": 4 if len(own) <= 30 else 0, "linewidth": 1.6}
+        shown = _plain(_shortened(label, 30))
+        axes.plot([at for at, _ in own], [value for _, value in own], label=shown, **look)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.set_xlabel("rounds after the request")
+
+
+def _in_panels(figure: Figure, known: _Paths, natural: Sequence[tuple[float, float]], level: float | None) -> None:
+    """A small panel for each method: its path, Natural's and Retrain's level."""
+    natural = natural or next((own for label, own in known.items() if label == NATURAL), [])
+    grid = figure.subplots(math.ceil(len(known) / 3), 3, sharex=True, sharey=True, squeeze=False)
+    panels = list(grid.flat)
+    for axes, (label, own) in zip(panels, known.items(), strict=False):
+        if level is not None:
+            axes.axhline(level, color=INK, linewidth=1.2, linestyle=(0, (1, 1.5)), label="Retrain")
+        if natural and label.lower() != NATURAL:
+            rounds = [at for at, _ in natural]
+            values = [value for _, value in natural]
+            axes.plot(rounds, values, color=SOFT, linewidth=1.2, linestyle=(0, (4, 2)), label="Natural")
+        axes.plot([at for at, _ in own], [value for _, value in own], color=FORGET, linewidth=2, label="the method")
+        axes.set_title(_plain(_shortened(label, 22)), loc="left", fontsize=10.5, pad=3)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=3))
+        axes.tick_params(labelsize=10)
+    for axes in panels[len(known) :]:
+        axes.set_axis_off()
+    figure.supxlabel("rounds after the request", fontsize=11, color=SOFT)
+
+
+def traces(groups: Sequence[MethodGroup], name: str) -> Drawn | None:
+    """The picture that decides where there is no Retrain: the AUC against the hold-out, before, after and of Natural.
+
+    Args:
+        groups: The methods; of one request each.
+        name: The prefix of the ids in the SVG.
+    """
+    if not groups or any(len(group.requests) != 1 for group in groups):
+        return None
+    first = groups[0].requests[0]
+    models = [("Original", first, "original"), *((group.label, group.requests[0], "recovered") for group in groups)]
+    models += [("Natural", first, NATURAL)] if NATURAL not in {group.label for group in groups} else []
+    known = []
+    for label, request, phase in models:
+        auc, low, high = (request.get(phase, key) for key in ("auc", "auc_low", "auc_high"))
+        if auc is not None and low is not None and high is not None:
+            known.append((label, auc, low, high))
+    if len(known) < 2:
+        return None
+    margin = first.get("recovered", "holdout_margin")
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        if margin is not None:
+            axes.axvspan(0.5 - margin, 0.5 + margin, facecolor=TEST, alpha=0.22, label="margin")
+        axes.axvline(0.5, color=SOFT, linewidth=1.2, linestyle=(0, (5, 3)), label="chance")
+        places = range(len(known))
+        axes.hlines(places, [low for *_, low, _ in known], [high for *_, high in known], color=FORGET, linewidth=2)
+        areas = [auc for _, auc, *_ in known]
+        axes.scatter(areas, places, color=FORGET, marker="o", label="AUC, 95 % interval", zorder=3)
+        axes.set_yticks(places, [_plain(_shortened(label, 24)) for label, *_ in known])
+        axes.set_ylim(len(known) - 0.5, -0.5)
+        axes.grid(visible=False)
+        axes.set_xlabel("AUC between forget and hold-out data")
+
+    words = [f"{label}: {auc:.3f} ({low:.3f} to {high:.3f})." for label, auc, low, high in known]
+    return Drawn(
+        "Forget data against hold-out data, before and after",
+        draw(name, paint, height=1.3 + 0.4 * len(known), legend=3),
+        f"AUC between forget and hold-out data with 95{NBSP}% intervals. {' '.join(words)}",
+        "At 0.5 the data to forget cannot be told from data of the same client that never trained. "
+        + ("Natural unlearns nothing." if known[-1][0] == "Natural" else ""),
+    )
+
+
+def over_rates(sweep: Mapping[str, Any], name: str, margin: float | None = None) -> Drawn | None:
     """A sweep: accuracies and the AUC against the hold-out, by unlearning rate.
 
     Args:
         sweep: What `sweep.json` holds.
         name: The prefix of the ids in the SVG.
+        margin: Around an AUC of one half; None where the results do not hold it.
     """
     stored = [rate for rate in sweep.get("rates", ()) if isinstance(rate, Mapping)]
     rates = sorted((rate for rate in stored if number(rate.get("lr"))), key=lambda rate: float(rate["lr"]))
@@ -464,6 +597,8 @@ def over_rates(sweep: Mapping[str, Any], name: str) -> Drawn | None:
         whole = [
             (x, auc, low, high) for x, (auc, low, high) in zip(at, ends, strict=True) if None not in (auc, low, high)
         ]
+        if margin is not None:
+            areas.axhspan(0.5 - margin, 0.5 + margin, facecolor=TEST, alpha=0.22, label="margin")
         areas.axhline(0.5, color=SOFT, linewidth=1.2, linestyle=(0, (5, 3)), label="chance")
         areas.vlines([x for x, *_ in whole], [low for *_, low, _ in whole], [high for *_, high in whole], color=FORGET)
         areas.scatter([x for x, *_ in whole], [auc for _, auc, *_ in whole], color=FORGET, marker="o", label="AUC")

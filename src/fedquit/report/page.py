@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedquit.report import card, figures, tables
 from fedquit.report.drawing import Drawn
-from fedquit.results.averages import mean_request
+from fedquit.results.averages import mean, mean_request
 from fedquit.results.comparison import Comparison, Failure
 from fedquit.results.folders import ResultSet, RunResults
 from fedquit.results.requests import RequestRows
@@ -43,7 +43,6 @@ def page(results: ResultSet) -> str:
         title=_title(results),
         facts=_facts(results, groups),
         warnings=card.warnings(runs),
-        lead=card.lead(groups),
         card=card.card(groups, results.sweeps),
         note=card.NOTE,
         nothing="Nothing was to be forgotten: no request is in these results."
@@ -123,8 +122,10 @@ def _version(code: Mapping[str, Any], versions: Mapping[str, Any]) -> str:
 
 def _first(groups: Sequence[MethodGroup], sweeps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What decides, on the first page: the gap against the cost, or the rates of a sweep, and the table."""
-    drawn = [figures.over_rates(sweep, f"sweep{i}") for i, sweep in enumerate(sweeps, 1)]
-    drawn += [figures.decision(groups, "decision")]
+    margin = mean(request.get("recovered", "holdout_margin") for group in groups for request in group.requests)
+    drawn = [figures.over_rates(sweep, f"sweep{i}", margin) for i, sweep in enumerate(sweeps, 1)]
+    deciding = figures.decision(groups, "decision")
+    drawn += [deciding if deciding or sweeps else figures.traces(groups, "traces")]
     rates = [tables.by_rate(sweep) for sweep in sweeps]
     shown = [*rates, tables.gaps(groups), tables.without_retrain(groups) if not any(rates) else None]
     return {"figures": [one for one in drawn if one], "tables": [table for table in shown if table]}
@@ -133,8 +134,7 @@ def _first(groups: Sequence[MethodGroup], sweeps: Sequence[Mapping[str, Any]]) -
 def _paths(groups: Sequence[MethodGroup]) -> list[Drawn]:
     """The rounds of several methods, or of one beside its control; a run alone has its own figure."""
     beside = any(request.natural_path for group in groups for request in group.requests)
-    drawn = figures.over_rounds(groups, "paths-drawn") if len(groups) > 1 or beside else None
-    return [drawn] if drawn else []
+    return figures.over_rounds(groups, "paths-drawn") if len(groups) > 1 or beside else []
 
 
 def _names(runs: Sequence[RunResults]) -> dict[RunResults, str]:

@@ -34,6 +34,7 @@ from fedquit.utils.names import each_named
 
 COLUMNS = labels("forget_acc", "retain_acc", "mia_song_svc", "mia_yeom", "test_acc")  # the columns of the table of gaps
 SPREAD_LINE = "Retrain again"
+LONG = 12  # lines of a table that the first printed page has room for, with the smaller text of their cells
 WIDEST = 8  # columns beside the heading that fit a printed page
 _COSTS_SHOWN = ("bytes", "flops", "server_storage_bytes", "client_storage_bytes", "seconds")
 
@@ -74,6 +75,12 @@ class Table:
     heads: Sequence[str]
     lines: Sequence[Line]
     note: str = ""
+    below: str = ""  # what the smaller text of its cells is; a long table is printed without it
+
+    @property
+    def long(self) -> bool:
+        """Whether it fits the first printed page only without the smaller text of its cells."""
+        return len(self.lines) > LONG
 
     @property
     def sortable(self) -> bool:
@@ -114,37 +121,52 @@ def gaps(groups: Sequence[MethodGroup]) -> Table | None:
     traces = {group.label: trace_words(group.requests) for group in groups}
     traced = any(traces.values())
     judged = any(group.verdicts for group in groups)
+    natural = any("forget_acc" in group.summary.natural_gaps for group in groups)
+    counts = {len(shared), *(group.summary.runs for group in groups)}
+
+    def line(head: str, own: Sequence[Cell], control: Cell, verdict: str, trace: str, sent: str, runs: int) -> Line:
+        """One line with the columns that the table has."""
+        cells = [Cell(verdict or DASH, words=True)] if judged else []
+        cells += own[:2]
+        cells += [control] if natural else []
+        cells += own[2:]
+        cells += [Cell(trace or DASH, words=True)] if traced else []
+        cells += [Cell(sent)]
+        cells += [Cell(str(runs))] if len(counts) > 1 else []
+        return Line(head, cells)
+
     lines = []
     for name, phase in (("Retrain", "retrained"), ("Original", "original")):
         summary = summarise_phase(name, phase, shared)
         cells = [Cell(DASH if phase == "retrained" else fixed(summary.avg_gap)), *_levels(summary, shown)]
-        trace = trace_words(shared, phase) if traced else None
-        lines.append(_with_columns(name, cells, "" if judged else None, trace, DASH, len(shared)))
+        lines.append(line(name, cells, Cell(DASH), "", trace_words(shared, phase), DASH, len(shared)))
     spreads = mean_spreads(shared)
     if any(key in spreads for key in (*shown, "avg_gap")):
         cells = [Cell(fixed(spreads.get(key))) for key in ("avg_gap", *shown)]
-        lines.append(
-            _with_columns(SPREAD_LINE, cells, "" if judged else None, "" if traced else None, DASH, len(shared))
-        )
-    lines = [replace(line, reference=True) for line in lines]
+        lines.append(line(SPREAD_LINE, cells, Cell(DASH), "", "", DASH, len(shared)))
+    lines = [replace(one, reference=True) for one in lines]
     for group in groups:
         summary = group.summary
         cells = [_gap_cell(summary, "avg_gap", summary.avg_gap), *_gap_cells(summary, shown)]
+        control = Cell(fixed(summary.natural_gaps.get("forget_acc")), (fixed(summary.natural.get("forget_acc")),))
         verdict = headline(group.verdicts)
         word = "not tested" if verdict is None else verdict.word
-        trace = traces[group.label] or DASH
         sent = share(summary.bytes_percent)
-        lines.append(
-            _with_columns(group.label, cells, word if judged else None, trace if traced else None, sent, summary.runs)
-        )
-    heads = ["Method", *(["Verdict"] if judged else []), "Avg. gap", *shown.values()]
-    heads += [*(["Own hold-out"] if traced else []), "Sent", "Requests"]
+        lines.append(line(group.label, cells, control, word, traces[group.label], sent, summary.runs))
+    first, *others = shown.values()
+    heads = ["Method", *(["Verdict"] if judged else []), "Avg. gap", first]
+    heads += [*([f"{first}, Natural"] if natural else []), *others]
+    heads += [*(["Own hold-out"] if traced else []), "Sent", *(["Requests"] if len(counts) > 1 else [])]
+    over = f" over {len(shared)} requests" if len(counts) == 1 and len(shared) > 1 else ""
     return Table(
         "Gaps to Retrain",
-        "After recovery: the mean absolute gap in points ± its standard deviation; below, the measure in percent",
+        f"After recovery: the mean absolute gap in points{over} ± its standard deviation"
+        if len(shared) > 1
+        else "After recovery: the absolute gap in points",
         heads,
         lines,
-        _how_to_read(groups, spread_known=bool(spreads), traced=traced),
+        _how_to_read(groups, spread_known=bool(spreads), natural=natural, traced=traced),
+        "; below, the measure in percent",
     )
 
 
@@ -166,8 +188,9 @@ def without_retrain(groups: Sequence[MethodGroup]) -> Table | None:
         "Test before": lambda group: level(group, "original", "test_acc"),
         "Price": lambda group: Cell(signed(group.summary.price_of_forgetting, 3)),
         "Sent": lambda group: Cell(scaled(group.summary.bytes, "B")),
-        "Requests": lambda group: Cell(str(group.summary.runs)),
     }
+    if len({group.summary.runs for group in groups}) > 1:
+        makers["Requests"] = lambda group: Cell(str(group.summary.runs))
     columns = _filled({head: [make(group) for group in groups] for head, make in makers.items()})
     return Table(
         "Without Retrain",
@@ -284,7 +307,8 @@ def by_rate(sweep: Mapping[str, Any]) -> Table | None:
     lines = []
     for rate in rates:
         ends = {end: number(rate.get(f"auc_{end}")) for end in ("low", "high")}
-        interval = (f"{fixed(ends['low'], 3)} to {fixed(ends['high'], 3)}",) if None not in ends.values() else ()
+        spanned = f"{fixed(ends['low'], 3)}{NBSP}to{NBSP}{fixed(ends['high'], 3)}"
+        interval = (spanned,) if None not in ends.values() else ()
         words = holdout_verdict({"holdout_verdict": rate.get("verdict"), "holdout_reason": rate.get("reason")})
         asked = bool(tried) and rate["lr"] == tried
         halves = [_half(rate, 0), _half(rate, 1) if asked else ""] if halved else []
@@ -324,25 +348,7 @@ def _mean_level(group: MethodGroup, phase: str, key: str) -> float | None:
     return mean(request.get(phase, key) for request in group.requests)
 
 
-def _with_columns(
-    head: str, cells: Sequence[Cell], verdict: str | None, trace: str | None, sent: str, requests: int
-) -> Line:
-    """A line of the table of gaps.
-
-    Args:
-        head: Its heading.
-        cells: The average gap and the gaps.
-        verdict: In words; None where the table has no verdicts.
-        trace: What the hold-outs say; None where the table has no such column.
-        sent: Bytes, as a share of Retrain's.
-        requests: How many.
-    """
-    first = [] if verdict is None else [Cell(verdict or DASH, words=True)]
-    last = [] if trace is None else [Cell(trace or DASH, words=True)]
-    return Line(head, [*first, *cells, *last, Cell(sent), Cell(str(requests))])
-
-
-def _how_to_read(groups: Sequence[MethodGroup], *, spread_known: bool, traced: bool) -> str:
+def _how_to_read(groups: Sequence[MethodGroup], *, spread_known: bool, natural: bool, traced: bool) -> str:
     sentences = ["Avg. gap: the mean of the gaps in forget and retain accuracy and in both attacks."]
     each = [group.verdicts for group in groups]
     if any(each):
@@ -351,8 +357,13 @@ def _how_to_read(groups: Sequence[MethodGroup], *, spread_known: bool, traced: b
         sentences.append("Whether a gap is more than chance was not tested.")
     if spread_known:
         sentences.append(f"{SPREAD_LINE}: the gap between two Retrains with different seeds.")
+    if natural:
+        sentences.append("Natural: the control, which unlearns nothing, after as many rounds.")
     if traced:
-        sentences.append("Own hold-out: forgotten data against data of the same clients that never trained.")
+        sentences.append(
+            "Own hold-out: forgotten data against data of the same clients that never trained; forgotten means within "
+            "the margin."
+        )
     sentences.append("Sent: bytes in percent of Retrain’s.")
     return " ".join(sentences)
 
@@ -587,8 +598,8 @@ def exposure(request: RequestRows) -> Table | None:
         f"In percent; means over {request.over} requests" if several else f"In percent, with 95{NBSP}% intervals",
         ["Phase", *(_EXPOSURE[key] for key in shown)],
         lines,
-        "Found: forget samples that the model gives away while that share of unseen data is taken for them; "
-        f"chance finds the same share. MIA: forget samples that the attack takes for training data."
+        "TPR: the share of the forget samples found while the FPR’s share of unseen data is taken for them; chance "
+        f"finds the same share. MIA: forget samples that the attack takes for training data."
         f"{closer}{few}{backdoor if 'backdoor_asr' in shown else ''}",
     )
 

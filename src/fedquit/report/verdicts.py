@@ -57,15 +57,20 @@ def trace_words(requests: Sequence[RequestRows], phase: str = "recovered") -> st
     found = traces(requests, phase)
     if len(found) == 1:
         return next(iter(found))
-    return ", ".join(f"{count} × {word}" for word, count in found.items())
+    counts: dict[str, int] = {}
+    for verdict, n in found.items():
+        word = trace_word(verdict).removesuffix(" within the margin")
+        counts[word] = counts.get(word, 0) + n
+    return ", ".join(f"{n} {word}" for word, n in counts.items())
 
 
 def trace_reasons(requests: Sequence[RequestRows]) -> list[str]:
-    """Why the hold-outs cannot tell: of each kind of reason the first, and how many requests have one of that kind."""
+    """Why the hold-outs cannot tell: of each kind of reason the first, and how many of the requests have that kind."""
     rows = [request.row("recovered") for request in requests]
     stored = [row.get("holdout_reason") for row in rows if row.get("holdout_verdict") == CANNOT_TELL]
     by_kind: dict[str, list[str]] = {}
     for reason in stored:
         if isinstance(reason, str) and reason:
             by_kind.setdefault(reason.partition(":")[0], []).append(reason)
-    return [same[0] + (f"; so it is in {len(same)} requests" if len(same) > 1 else "") for same in by_kind.values()]
+    several = len(requests) > 1
+    return [f"{same[0]} ({len(same)} of {len(requests)} requests)" if several else same[0] for same in by_kind.values()]
