@@ -99,7 +99,7 @@ def test_a_partition_file_tells_by_its_name_how_the_data_is_divided() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "value", "why"),
     [
-        ("train", "rounds", 20, "20 rounds of training in place of 200"),
+        ("train", "rounds", 20, "20 rounds in place of 200"),
         ("train", "clients_per_round", 5, "5 clients take part"),
         ("train", "epochs", 10.0, "10.0 epochs a round"),
         ("model", "name", "mlp", "no setting of the paper"),

@@ -119,7 +119,7 @@ def test_units_of_a_study_are_found_at_any_depth(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("section", "key", "value", "why"),
-    [("train", "rounds", 1, "1 rounds of training"), ("data", "holdout", 0.2, "hold out 20 %")],
+    [("train", "rounds", 1, "1 round in place"), ("data", "holdout", 0.2, "hold out 20 %")],
 )
 def test_a_record_of_another_protocol_is_beside_no_number_of_the_paper(
     section: str, key: str, value: float, why: str, tmp_path: Path

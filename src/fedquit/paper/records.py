@@ -161,11 +161,12 @@ class Records:
         return sorted(used, key=lambda source: (source.file, source.code))
 
 
-def load_records(folder: Path) -> Records:
+def load_records(folder: Path, *, smoke: bool = False) -> Records:
     """Every record below a folder.
 
     Args:
         folder: Of records and studies, at any depth.
+        smoke: Whether to take records of recipes at their smallest size in place of the paper's.
 
     Raises:
         StoreError: The folder is missing, or a record is damaged.
@@ -184,7 +185,7 @@ def load_records(folder: Path) -> Records:
             continue
         if not isinstance(stored.get("recipe"), Mapping):
             continue
-        setting, fault = setting_of(stored["recipe"])
+        setting, fault = setting_of(stored["recipe"], smoke=smoke)
         if not fault and isinstance(stored.get("rows"), list):
             run = _run(path)
             runs.setdefault(setting, []).append(run)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fedquit.results.schema import number
+from fedquit.results.words import count
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,15 @@ SETTINGS = {
 }
 
 
-def setting_of(recipe: Mapping[str, Any]) -> tuple[str, str]:
+def setting_of(recipe: Mapping[str, Any], *, smoke: bool = False) -> tuple[str, str]:
     """The setting of the paper that a recipe is, or "" and what keeps it from being one.
 
     Args:
         recipe: In plain values, as a record holds it.
+        smoke: Whether it is a recipe at its smallest size, which only its title tells.
     """
+    if smoke:
+        return _smoke_setting(str(recipe.get("title", "")))
     data, model, train = (_section(recipe, name) for name in ("data", "model", "train"))
     for name, setting in SETTINGS.items():
         same = (data.get("name"), _partition(data), data.get("clients"), model.get("name")) == (
@@ -60,13 +64,22 @@ def setting_of(recipe: Mapping[str, Any]) -> tuple[str, str]:
         if not same or (setting.partition == "lda" and data.get("alpha") != setting.alpha):
             continue
         if train.get("rounds") != setting.rounds:
-            return "", f"it has {train.get('rounds')} rounds of training in place of {setting.rounds}"
+            return "", f"its training has {count(number(train.get('rounds')), 'round')} in place of {setting.rounds}"
         if train.get("clients_per_round", 0) not in (setting.clients_per_round, setting.clients_per_round or 10):
             return "", f"{train.get('clients_per_round')} clients take part in a round"
         if train.get("epochs", 1.0) != 1.0:
             return "", f"its clients train {train.get('epochs')} epochs a round in place of 1"
         return name, ""
     return "", "it is of no setting of the paper"
+
+
+def _smoke_setting(title: str) -> tuple[str, str]:
+    from fedquit.running.recipe import load
+
+    for name in SETTINGS:
+        if title == f"{load(f'settings/{name}').title} (smoke)":
+            return name, ""
+    return "", "its title is not that of a setting at its smallest size"
 
 
 def _section(recipe: Mapping[str, Any], name: str) -> Mapping[str, Any]:
