@@ -12,7 +12,7 @@ EXTRAS := flower,transformers,dev
 PARALLEL := -n auto --dist worksteal  # neighbours stay on one core and share what is made once for a file
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo setup environments test test-core test-all test-kernels test-faults faults-planted mutants mutants-short bench bench-cuda check format hooks clean
+.PHONY: demo setup environments reproduce-smoke test test-core test-all test-kernels test-faults faults-planted mutants mutants-short bench bench-cuda check format hooks clean
 
 # What can turn out differently without the extras: imports, the command line, the wheel, the list of networks, recipes
 # at their smallest size, a run from the request to the report. All else is the same code on the same packages.
@@ -24,6 +24,10 @@ demo: setup
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not faults"
+
+# From runs to the pages of `fedquit paper`, at toy size on a CPU: under three minutes, and a part of `make test`.
+reproduce-smoke: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/paper/test_reproduce_smoke.py
 
 # With the slow ones, which `make test` leaves out.
 test-all: setup

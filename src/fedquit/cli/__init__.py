@@ -12,6 +12,7 @@ from rich.markup import escape
 from fedquit import __version__
 from fedquit.cli import bench, data, flower, listing, runs
 from fedquit.cli.check import check
+from fedquit.cli.paper import paper
 from fedquit.cli.request import request
 from fedquit.cli.screen import err
 from fedquit.errors import FedquitError
@@ -25,6 +26,7 @@ app = typer.Typer(
 for command in (runs.demo, runs.run, runs.compare, runs.sweep, runs.report):
     app.command()(command)
 app.command()(check)
+app.command()(paper)
 app.command(name="list")(listing.list_)
 app.command()(request)
 app.add_typer(data.app, name="data")
