@@ -5,7 +5,7 @@
         --methods fedquit,mode/swapped,pga:lr=1e-3 [--sweep fedosd.lr=1e-4,1e-3] [--set key=value ...] [--seconds 540]
 
 Original is trained once, with all methods attached, and serves every method and target; it lies in `--cache`, as do
-the Retrains, unless `--retrain DIR` names records of them (results/references). Recovery stops at Retrain's test
+the Retrains, unless `--retrain DIR` names a reference bundle (results/references). Recovery stops at Retrain's test
 accuracy. A sweep runs a method with each of the values and without recovery, unless `--recover-sweeps`. The file is
 written after every run, and the same command goes on with the runs that it does not hold.
 """
@@ -139,8 +139,7 @@ class Measurements:
         """Retrain's accuracies: of its record where there is one."""
         if self.options.retrain:
             name = f"retrain-client{target}-seed{self.recipe.seed}"
-            file = self.options.retrain / f"{name}.json"  # as committed, or as benchmarks/reference_records.py left it
-            record = read_json(file if file.exists() else self.options.retrain / name / "record.json")
+            record = read_json(self.options.retrain / f"{name}.json")  # of a reference bundle
             row = record["rows"][str(target)][-1]
             return {name: row[name] for name in ("test_acc", "forget_acc")}
         data = self.setup.data.mark(Request((target,))).after(Request((target,)))

@@ -264,7 +264,7 @@ def test_every_target_has_its_own_original_where_retrain_has_several_seeds(tmp_p
     lines, outcomes = compare(recipe(), ["natural"], [0, 1], 1, tmp_path, overview=watch, retrain_seeds=2)
     assert [(o.target, o.seed) for o in outcomes] == [(0, 0), (1, 1)]
     assert len(list((tmp_path / "cache").iterdir())) == 2 + 2 + 2 * 2, "Originals, their Retrains, and two more of each"
-    assert watch.titles[2] == "2/10 Retrain 1 of 2, client 0, seed 0"
+    assert watch.titles[2] == "2/8 Retrain 1 of 2, client 0, seed 0"
     verdict = lines[-1].verdicts["forget_acc"]
     assert (verdict.design, verdict.targets, verdict.runs, verdict.retrains) == ("own", 2, 1, 2)
     stored = json.loads((tmp_path / "comparison.json").read_text())["retrains"]

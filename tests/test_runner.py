@@ -46,7 +46,8 @@ def test_results_have_the_fields_that_were_promised(tmp_path: Path) -> None:
     on_disk = json.loads((tmp_path / "a" / "results.json").read_text())
     assert on_disk == json.loads(json.dumps(results))
     assert on_disk["schema"] == 1
-    assert set(on_disk) == {"schema", "recipe", "recipe_hash", "versions", "code", "computed", "rows", "clients"}
+    fields = {"schema", "recipe", "recipe_hash", "versions", "code", "computed", "rows", "clients", "reference_key"}
+    assert set(on_disk) == fields
     assert on_disk["computed"] == {"device": "cpu", "precision": "float32"}
     assert {c: sum(counts) for c, counts in on_disk["clients"].items()} == {
         str(c): len(at) for c, at in build_setup(tiny()).data.train.items()

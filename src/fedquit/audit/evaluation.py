@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from fedquit.audit.metrics.backdoor import Trigger
 from fedquit.audit.metrics.holdout import Samples, holdout_null
 from fedquit.audit.metrics.leakage import leakage
 from fedquit.audit.passes import Pass, Passes, js_between, make_pass
-from fedquit.audit.scores import Floats, Scores, in_batches, score_examples
+from fedquit.audit.scores import SEQUENCE, Floats, Scores, in_batches, score_examples
 from fedquit.core import Model, Params, Request, Task
 from fedquit.core.params import fingerprint
 from fedquit.data.federated import NOTHING, FederatedData
@@ -127,15 +128,30 @@ class Evaluation:
     def _scores(self, name: Set, params: Params) -> Scores | None:
         return self._pass(name, params).scores if self._size(name) else None
 
+    def scores(self, params: Params) -> dict[Set, Scores | None]:
+        """The per-example scores of a model on every set; None for a set that is empty."""
+        return {name: self._scores(name, params) for name in (*SETS, "retain_part")}
+
+    def scores_within(self, everything: Scores, test: Scores) -> dict[Set, Scores | None]:
+        """The same from the scores of a model on all examples, which serve the requests of all clients.
+
+        Args:
+            everything: on all training examples of the data set, in its order.
+            test: on the test set.
+        """
+        taken: dict[Set, Scores | None] = {"test": test}
+        for name, at in self._positions.items():
+            taken[name] = everything.take(at.cpu().numpy()) if len(at) else None
+        return taken
+
+    @property
+    def positions(self) -> int:
+        """Predictions for each example: 1, or the length of a sequence."""
+        return self.data.y[:1].numel()
+
     def accuracy(self, name: Set, params: Params) -> float | None:
         """The share of right predictions on a set, in percent, or None where the set is empty."""
-        scores = self._scores(name, params)
-        if scores is None:
-            return None
-        labels = self.data.dataset.test_y if name == "test" else self.data.y
-        positions = labels[:1].numel()  # of one example: 1, or the length of a sequence
-        hits = round(float(scores.correct.sum()) * positions)
-        return 100 * hits / (len(scores) * positions)
+        return _accuracy(self._scores(name, params), self.positions)
 
     def point(self, params: Params) -> dict[str, float]:
         """The measures of a model that are taken after every round, where their sets are not empty.
@@ -144,14 +160,8 @@ class Evaluation:
             `test_acc`, `retain_acc` (over at most `RETAIN_PART` examples, always the same), `forget_acc` and
             `holdout_acc` in percent, and the `auc` of phi between forget and hold-out data.
         """
-        sets: dict[str, Set] = {"test": "test", "retain": "retain_part", "forget": "forget", "holdout": "holdout"}
-        accuracies = {f"{name}_acc": self.accuracy(one, params) for name, one in sets.items()}
-        measures = {key: value for key, value in accuracies.items() if value is not None}
-        forget = self._scores("forget", params)
-        holdout = self._scores("holdout", params)
-        if forget and holdout:
-            measures["auc"] = auc(forget.phi, holdout.phi).value
-        return measures
+        sets: tuple[Set, ...] = ("test", "retain_part", "forget", "holdout")
+        return point_of({name: self._scores(name, params) for name in sets}, self.positions)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -175,21 +185,70 @@ class Evaluation:
             after: the model to judge.
             gold: Retrain's model, where there is one.
         """
-        null: Set = "holdout" if self._size("holdout") else "test"
         if not self._size("forget"):
             return {}
         audited = self.one_run_audit(after, before)
-        forgotten = self._pass("forget", before).scores, self._pass("forget", after).scores
-        outsiders = self._pass(null, before).scores, self._pass(null, after).scores
-        leak = leakage(forgotten, outsiders)
-        measures: dict[str, Any] = {
+        null = self._outsiders
+        measures = self._leakage(before, self._pass("forget", after).scores, self._pass(null, after).scores)
+        return measures | audited | (self.distance(after, gold) if gold is not None else {})
+
+    @property
+    def _outsiders(self) -> Set:
+        """The set that never trained: the hold-out, or the test set where there is none."""
+        return "holdout" if self._size("holdout") else "test"
+
+    def _leakage(self, before: Params, forget: Scores, outsiders: Scores) -> dict[str, Any]:
+        """What two snapshots give away together.
+
+        Args:
+            before: the model that the request found.
+            forget: the scores of the model after it on the forget data.
+            outsiders: its scores on the data that never trained.
+        """
+        null = self._outsiders
+        forgotten = self._pass("forget", before).scores, forget
+        leak = leakage(forgotten, (self._pass(null, before).scores, outsiders))
+        return {
             "leakage_against": null,
             "leakage_auc": leak.auc.value,
             "leakage_auc_low": leak.auc.low,
             "leakage_auc_high": leak.auc.high,
             **_rates("leakage_tpr", leak.tpr),
         }
-        return measures | audited | (self.distance(after, gold) if gold is not None else {})
+
+    def of_stored(self, stored: Mapping[Set, Scores], before: Params) -> dict[str, Any]:
+        """What stored scores of Retrain give together with the model that the request found.
+
+        Args:
+            stored: on forget data, and on test or hold-out data, in the order of this evaluation's sets.
+            before: the model that the request found.
+
+        Returns:
+            The exposure, and the fields that need both: two-snapshot leakage, and the verdict against the hold-out.
+        """
+        forget, null = stored["forget"], self._outsiders
+        measures = _exposure(forget, stored[null], null) | self._leakage(before, forget, stored[null])
+        if self._size("holdout"):
+            measures |= self._against_holdout(forget, stored["holdout"], before)
+        return measures
+
+    def measures(self, by_set: Mapping[Set, Scores | None], attacks: Sequence[str]) -> dict[str, Any]:
+        """Every measure of one model that its scores give by themselves, without Original's part in the verdict.
+
+        Args:
+            by_set: the scores on each of `SETS`; None for a set that is empty.
+            attacks: names of `ATTACKS`.
+        """
+        forget, holdout = by_set["forget"], by_set["holdout"]
+        null = self._against_holdout(forget, holdout, None) if forget and holdout else {}
+        return measures_of(by_set, attacks, self.seed) | null
+
+    def labels(self, name: Set) -> npt.NDArray[np.int64]:
+        """The labels of a set, (N,), as `Scores` has them."""
+        labels = self.examples(name)[1]
+        if labels.dim() > 1:
+            return np.full(len(labels), SEQUENCE, dtype=np.int64)
+        return labels.cpu().numpy()
 
     def one_run_audit(self, params: Params, before: Params | None = None) -> dict[str, Any]:
         """The one-run audit of a model by the canaries of the clients that leave; nothing where they have none.
@@ -302,6 +361,30 @@ def _part(at: Tensor, most: int) -> Tensor:
     generator = torch.Generator().manual_seed(Address(0, "path", 0).seed_for("server"))
     chosen = torch.randperm(len(at), generator=generator)[:most].sort().values
     return at[chosen.to(at.device)]
+
+
+def _accuracy(scores: Scores | None, positions: int) -> float | None:
+    """The share of right predictions, in percent, from whole hits; None without scores."""
+    if scores is None:
+        return None
+    hits = round(float(scores.correct.sum()) * positions)
+    return 100 * hits / (len(scores) * positions)
+
+
+def point_of(by_set: Mapping[Set, Scores | None], positions: int) -> dict[str, float]:
+    """The measures of a model that are taken after every round, from its scores; see `Evaluation.point`.
+
+    Args:
+        by_set: the scores on `test`, `retain_part`, `forget` and `holdout`; None for a set that is empty.
+        positions: predictions for each example.
+    """
+    sets: dict[str, Set] = {"test": "test", "retain": "retain_part", "forget": "forget", "holdout": "holdout"}
+    accuracies = {f"{name}_acc": _accuracy(by_set[one], positions) for name, one in sets.items()}
+    measures = {key: value for key, value in accuracies.items() if value is not None}
+    forget, holdout = by_set["forget"], by_set["holdout"]
+    if forget and holdout:
+        measures["auc"] = auc(forget.phi, holdout.phi).value
+    return measures
 
 
 def measures_of(by_set: Mapping[Set, Scores | None], attacks: Sequence[str], seed: int) -> dict[str, Any]:

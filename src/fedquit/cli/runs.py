@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedquit.cli.options import Cache, on_a_recipe
+from fedquit.cli.references import RetrainFrom
 from fedquit.cli.screen import LOOK, PLAIN, AsJson, Bars
 from fedquit.cli.screen import out as screen
 
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
     from fedquit.studies.sweep import HalfVerdict, Sweep
 
 
-def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) -> None:
+def _carry_out(
+    recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool, retrain_from: Path | None = None
+) -> None:
     from fedquit.report import write_report
     from fedquit.running.runner import run as run_recipe
 
     _set_threads(recipe)
     with Bars() as bars:
-        results = run_recipe(recipe, out, cache=cache, reporter=bars)
+        results = run_recipe(recipe, out, cache=cache, reporter=bars, retrain_from=retrain_from)
     write_report([out], out / "report.html")
     if as_json:
         typer.echo(json.dumps(results))
@@ -38,6 +41,7 @@ def _carry_out(recipe: Recipe, out: Path, cache: Path | None, *, as_json: bool) 
     _print_traces(out, results)
     _say_price(results["rows"])
     _say_canaries(results["rows"])
+    _say_bundle([results.get("retrain_from")])
     screen.print(f"Report: {out / 'report.html'}\nResults: {out / 'results.json'}", **PLAIN)
 
 
@@ -118,6 +122,14 @@ def _say_price(rows: list[dict[str, Any]]) -> None:
             screen.print(f"Price of forgetting: {price:+.3f} in the retained clients' loss.", highlight=False)
 
 
+def _say_bundle(stored: Sequence[object]) -> None:
+    """From which bundle Retrain came, and what is left empty for that; nothing where Retrain was trained."""
+    from fedquit.results.bundles import bundle_notes
+
+    for note in bundle_notes(stored):
+        screen.print(note, **PLAIN)
+
+
 def _say_canaries(rows: list[dict[str, Any]]) -> None:
     """The one-run audit of each model, where the recipe has canaries."""
     from fedquit.results.canaries import canary_audits
@@ -133,10 +145,11 @@ def run(
     recipe: Recipe,
     out: Annotated[Path, typer.Option(help="The folder of the run; the same command goes on where it stopped.")],
     cache: Cache = None,
+    retrain_from: RetrainFrom = None,
     as_json: AsJson = False,
 ) -> None:
     """Carry out a recipe: train, take the request, retrain for comparison, unlearn, recover."""
-    _carry_out(recipe, out, cache, as_json=as_json)
+    _carry_out(recipe, out, cache, as_json=as_json, retrain_from=retrain_from)
 
 
 def demo(
@@ -154,6 +167,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; else a report in the first folder.")] = None,
     format: Annotated[str | None, typer.Option(help="html, csv, md, latex or json; else as the file ends.")] = None,
+    retrain_from: RetrainFrom = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained page over one run or several, or their table in another format."""
@@ -161,7 +175,7 @@ def report(
     from fedquit.utils.names import lookup
 
     out = out or runs[0] / f"report{lookup(ENDINGS, format or 'html', 'format')}"
-    write_report(runs, out, format)
+    write_report(runs, out, format, retrain_from)
     typer.echo(json.dumps({"report": str(out)}) if as_json else f"Report: {out}")
 
 
@@ -242,6 +256,7 @@ def compare(
         int, typer.Option(help="More seeds of each erasure: permutation tests, U-LiRA, LiRA, RMIA.")
     ] = 0,
     jobs: Annotated[int, typer.Option(help="Worker processes; 0: one for each core where that pays.")] = 0,
+    retrain_from: RetrainFrom = None,
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
@@ -268,12 +283,15 @@ def compare(
             jobs=jobs,
             retrain_seeds=retrain_seeds,
             margin=None if margin is None else Margin.parse(margin),
+            retrain_from=retrain_from,
         )
     write_report([out], out / "report.html")
     if as_json:
         typer.echo(json.dumps(read_json(out / "comparison.json")))
     else:
         _print_comparison(recipe, lines, out)
+        if retrain_from:
+            _say_bundle(read_json(out / "comparison.json").get("retrain_from", {}).get("runs", []))
     if any(outcome.failure for outcome in outcomes):
         raise typer.Exit(1)
 

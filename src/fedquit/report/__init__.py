@@ -14,6 +14,7 @@ from pathlib import Path
 from fedquit.errors import InputError, StoreError
 from fedquit.report.export import to_csv, to_json, to_latex, to_md
 from fedquit.report.page import page
+from fedquit.results.bundles import read_bundle, with_retrains
 from fedquit.results.folders import COMPARISON, RESULTS, ResultSet, load_results, open_folders
 from fedquit.utils.files import write_atomic
 from fedquit.utils.names import lookup
@@ -30,7 +31,9 @@ FORMATS: dict[str, Callable[[ResultSet], str]] = {
 ENDINGS = {"html": ".html", "csv": ".csv", "md": ".md", "latex": ".tex", "json": ".json"}  # of the files, by format
 
 
-def write_report(folders: Sequence[Path], out: Path, format: str | None = None) -> None:
+def write_report(
+    folders: Sequence[Path], out: Path, format: str | None = None, retrain_from: Path | None = None
+) -> None:
     """Write one file over these runs, whole or not at all.
 
     Args:
@@ -39,6 +42,7 @@ def write_report(folders: Sequence[Path], out: Path, format: str | None = None) 
         out: The file; what was there before stays until the new one is whole.
         format: `html` for the page, `csv` for every row, `md` and `latex` for the table with the gaps to Retrain,
             `json` for all of it; else as the file ends.
+        retrain_from: A folder of reference bundles, which give a Retrain to the runs that have none.
 
     Raises:
         StoreError: A folder cannot be read, or the file cannot be written.
@@ -48,7 +52,10 @@ def write_report(folders: Sequence[Path], out: Path, format: str | None = None) 
         raise InputError(f"{out} is the name under which results are stored: choose another name for the report.")
     if not folders:
         raise StoreError("a report needs at least one run: name its folder.")
-    write_atomic(out, make(open_folders(folders)).encode())
+    results = open_folders(folders)
+    if retrain_from:
+        results = with_retrains(results, read_bundle(retrain_from))
+    write_atomic(out, make(results).encode())
 
 
 def _format_for(out: Path, asked: str | None) -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fedquit.results import quantities
+from fedquit.results.bundles import RETRAIN_FROM, bundle_notes
 from fedquit.results.comparison import Comparison
 from fedquit.results.folders import ResultSet, RunResults
 from fedquit.results.requests import RequestRows, distinct
@@ -88,13 +89,21 @@ def to_csv(results: ResultSet) -> str:
 
 def to_json(results: ResultSet) -> str:
     """Every row, one line for each method, and what comparisons say beyond them."""
-    content = {
+    content: dict[str, Any] = {
         "schema": SCHEMA,
         "summary": [_with_budgets(group) for group in group_by_method(results.runs, results.comparisons)],
         "rows": flat_rows(results),
         "comparisons": [_comparison(comparison) for comparison in results.comparisons],
     }
+    notes = _bundle_notes(results)
+    if notes:
+        content[RETRAIN_FROM] = notes
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _bundle_notes(results: ResultSet) -> list[str]:
+    """From which bundles Retrains came, and what is left empty for that."""
+    return bundle_notes(run.extra.get(RETRAIN_FROM) for run in results.runs)
 
 
 def _with_budgets(group: MethodGroup) -> dict[str, Any]:
@@ -228,7 +237,7 @@ def _heads(runs: Sequence[RunResults]) -> list[str]:
 
 def _note(results: ResultSet) -> str:
     """How to read the table, and why some gaps cannot be judged."""
-    note = _NOTE + (_CONTROL_NOTE if _controlled(results.runs) else "")
+    note = " ".join([_NOTE + (_CONTROL_NOTE if _controlled(results.runs) else ""), *_bundle_notes(results)])
     each = [group.verdicts for group in group_by_method(results.runs, results.comparisons)]
     if not any(each):
         return note

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fedquit.report import card, figures, tables
 from fedquit.report.drawing import Drawn
 from fedquit.results.averages import mean, mean_request
+from fedquit.results.bundles import RETRAIN_FROM, bundle_notes
 from fedquit.results.comparison import Comparison, Failure
 from fedquit.results.folders import ResultSet, RunResults
 from fedquit.results.requests import RequestRows
@@ -42,7 +43,7 @@ def page(results: ResultSet) -> str:
     return environment.get_template("report.html.j2").render(
         title=_title(results),
         facts=_facts(results, groups),
-        warnings=card.warnings(runs),
+        warnings=[*card.warnings(runs), *bundle_notes(run.extra.get(RETRAIN_FROM) for run in runs)],
         card=card.card(groups, results.sweeps),
         note=card.NOTE,
         nothing="Nothing was to be forgotten: no request is in these results."

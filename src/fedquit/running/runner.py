@@ -27,9 +27,11 @@ from fedquit.data.samples import choose_samples
 from fedquit.engine import computing
 from fedquit.errors import InputError, StoreError
 from fedquit.results.averages import mean_curve, mean_of_recoveries
+from fedquit.results.bundles import KEY, RETRAIN_FROM
 from fedquit.results.folders import RESULTS, refuse_overwriting, write_results
 from fedquit.results.path import durability, last_rounds, longer_fields, mean_path, natural_fields
 from fedquit.results.schema import NATURAL, SCHEMA
+from fedquit.running.bundles import BundledRetrain, open_bundle, retrain_in, samples_hash, setting_key
 from fedquit.running.lifecycle import Life, recovery_is_over, recovery_rounds
 from fedquit.running.membership import Membership
 from fedquit.running.recipe import EventRecipe, Recipe, RecoverRecipe, without_later_defaults
@@ -54,25 +56,46 @@ def run(
     cache: Path | None = None,
     reporter: Reporter | None = None,
     attached: Attached | None = None,
+    retrain_from: Path | None = None,
 ) -> dict[str, Any]:
     """Carry out a recipe in the folder `out`, or go on with it, and return what `results.json` holds.
 
     `attached` methods watch the training beside the recipe's own, so that one training serves them all.
+
+    Args:
+        recipe: What to carry out.
+        out: The folder of the run.
+        cache: Of trainings; else a folder beside `out`.
+        reporter: Is told how far the run is.
+        attached: Methods that watch the training.
+        retrain_from: A folder of reference bundles, from which Retrain is taken instead of being trained.
+
+    Raises:
+        InputError: No Retrain of the bundles fits the recipe.
     """
     reporter = reporter or Silent()
     cache = cache or out.parent / "cache"
+    bundle = open_bundle(retrain_from, recipe) if retrain_from else None
     setup = build_setup(recipe)
     say_engine(setup)
-    recipe_run = _RecipeRun(setup, out, cache, reporter, attached or {recipe.method_name: setup.method})
+    key = setting_key(setup)
+    bundled = retrain_in(bundle, key, evaluation_of(setup), recipe.seed) if bundle else None
+    recipe_run = _RecipeRun(setup, out, cache, reporter, attached or {recipe.method_name: setup.method}, bundled)
     with locked(out):
         refuse_overwriting(out, RESULTS)
-        _claim(out, setup)
+        _claim(out, setup, bundled)
         rows = list(recipe_run.rows())
         results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
         results["code"] = code_version()
         results["recipe_hash"] = recipe.hash
         results["computed"] = {"device": _device_name(setup.device), "precision": setup.precision}
         results["clients"] = setup.data.label_counts()
+        if recipe.request[0].kind == "forget":
+            results[KEY] = dataclasses.asdict(key) | {"samples": samples_hash(evaluation_of(setup))}
+        if bundled:
+            own = {row["phase"]: row for row in rows}
+            told = bundled.told(recipe, evaluation_of(setup), own["retrained"], own["original"])
+            results[RETRAIN_FROM] = told
         return write_results(out, results)
 
 
@@ -192,12 +215,14 @@ def evaluation_of(setup: Setup) -> Evaluation:
     return _evaluation(setup, _marked(event, setup.data, setup.recipe), _request(event))
 
 
-def _claim(out: Path, setup: Setup) -> None:
-    """A folder belongs to one recipe, with one setup: going on with another would mix two runs."""
+def _claim(out: Path, setup: Setup, bundled: BundledRetrain | None = None) -> None:
+    """A folder belongs to one recipe, with one setup and one Retrain: going on with another would mix two runs."""
     path = out / "recipe.json"
     mine: dict[str, Any] = {"recipe": _claimed(setup), "data and network": setup.fingerprint()}
     if len(setup.recipe.request) > 1:
         mine["events"] = EVENTS_SCHEMA
+    if bundled:
+        mine["Retrain from a bundle"] = bundled.identity
     if not path.exists():
         write_json(path, mine)
         return
@@ -213,6 +238,11 @@ def _claim(out: Path, setup: Setup) -> None:
         raise StoreError(
             f"{out} holds a run of several events by another version of fedquit, whose methods remembered other things "
             "from one event to the next: go on with that version, or choose another --out."
+        )
+    if theirs.get("Retrain from a bundle") != mine.get("Retrain from a bundle"):
+        raise StoreError(
+            f"{out} holds a run with another Retrain (trained, or from another bundle): go on with the same "
+            "--retrain-from, or without it as that run began, or choose another --out."
         )
     if theirs != mine:
         raise StoreError(
@@ -246,10 +276,42 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
+@dataclasses.dataclass(frozen=True)
+class _Retrained:
+    """What a run needs of its Retrain.
+
+    Attributes:
+        row: Of the results.
+        test_accuracy: In percent.
+        params: Its parameters; None where it comes from a bundle.
+    """
+
+    row: Row
+    test_accuracy: float
+    params: Params | None = None
+
+    @property
+    def bytes(self) -> float:
+        return float(self.row["down_bytes"] + self.row["up_bytes"])
+
+    @property
+    def rounds(self) -> int:
+        return int(self.row["rounds"])
+
+
 class _RecipeRun:
     """The events of a recipe, one after the other, as rows of the results."""
 
-    def __init__(self, setup: Setup, out: Path, cache: Path, reporter: Reporter, attached: Attached) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        out: Path,
+        cache: Path,
+        reporter: Reporter,
+        attached: Attached,
+        bundled: BundledRetrain | None = None,
+    ) -> None:
+        self.bundled = bundled
         self.setup = setup
         self.out = out
         self.cache = cache
@@ -308,12 +370,10 @@ class _RecipeRun:
         audited = evaluation.one_run_audit(before)
         yield row("original", "original", original) | evaluation.true_logits(before) | audited
 
-        gold = self._retrained(data.after(request), evaluation)
-        retrained = gold.progress if gold else None
-        reference = retrained.state.params if retrained else None
-        if gold and retrained:
-            against = evaluation.against(before, retrained.state.params, None)
-            yield row("retrain", "retrained", retrained) | against | _of_last_rounds(gold)
+        retrained = self._retrained(data.after(request), evaluation, row, before)
+        reference = retrained.params if retrained else None
+        if retrained:
+            yield retrained.row
 
         unlearned, unlearning = self._unlearn(request, data, evaluation, number)
         params = unlearned.progress.state.params
@@ -321,7 +381,7 @@ class _RecipeRun:
         against = evaluation.against(before, params, reference)
         yield row(self.method_name, "unlearned", unlearned.progress) | price | against
 
-        recoveries = self._recover(unlearned, evaluation, reference)
+        recoveries = self._recover(unlearned, evaluation, retrained)
         unlearning = [request_point(evaluation, original), *unlearning]
         for recovery in recoveries:
             recovery.memories.close()
@@ -450,14 +510,32 @@ class _RecipeRun:
         gold = self._retrained(data.after(request), evaluation) if longer else None
         return natural, self._retrain_longer(unlearned, gold.progress, evaluation, rounds) if gold else []
 
-    def _retrained(self, data: FederatedData, evaluation: Evaluation) -> Federated | None:
-        """Retrain on what remains, where the recipe wants it, with the accuracies after its last rounds."""
+    def _retrained(
+        self, data: FederatedData, evaluation: Evaluation, row: RowMaker, before: Params
+    ) -> _Retrained | None:
+        """Retrain on what remains, where the recipe wants it, with the accuracies after its last rounds.
+
+        Args:
+            data: What remains.
+            evaluation: Of the request.
+            row: Makes rows of the results.
+            before: The model that the request found.
+        """
+        if self.bundled:
+            bundled_row = self.bundled.row(self.recipe, row.number, evaluation, before)
+            return _Retrained(bundled_row, self.bundled.test_accuracy(evaluation))
         if not self.recipe.retrain:
             return None
         title = "Retrain: from scratch, without them"
-        return train(self.setup, data, self.cache, reporter=self.reporter, title=title, evaluation=evaluation)
+        gold = train(self.setup, data, self.cache, reporter=self.reporter, title=title, evaluation=evaluation)
+        params = gold.progress.state.params
+        against = evaluation.against(before, params, None)
+        trained_row = row("retrain", "retrained", gold.progress) | against | _of_last_rounds(gold)
+        return _Retrained(trained_row, evaluation.accuracy("test", params) or 0.0, params)
 
-    def _recover(self, unlearned: UnlearnedRequest, evaluation: Evaluation, reference: Params | None) -> list[Recovery]:
+    def _recover(
+        self, unlearned: UnlearnedRequest, evaluation: Evaluation, retrained: _Retrained | None
+    ) -> list[Recovery]:
         """Ordinary training without the forgotten data, until the test accuracy reaches Retrain's or rounds are up.
 
         The paper compares the test accuracy "averaged over three runs": then three recoveries go on in step, with
@@ -465,7 +543,8 @@ class _RecipeRun:
         """
         spec = self.recipe.recover
         most = recovery_rounds(self.method, spec.max_rounds)
-        target = None if spec.until == "rounds" else self._target(evaluation, reference)
+        level = retrained.test_accuracy if retrained else math.inf  # beyond reach where there is no Retrain
+        target = None if spec.until == "rounds" else level
         recoveries = []
         for i in range(3 if spec.until == "retrained-mean-of-3" else 1):
             run = self.simulation.recovery(unlearned, f"recovery-{i}", f"recovered-{i}", i)
@@ -497,10 +576,6 @@ class _RecipeRun:
             bytes_before=before.costs.bytes,
         )
 
-    def _target(self, evaluation: Evaluation, reference: Params | None) -> float:
-        """Retrain's test accuracy in percent; beyond reach where there is no Retrain."""
-        return math.inf if reference is None else evaluation.accuracy("test", reference) or 0.0
-
     def _relearned(self, evaluation: Evaluation, original: Progress, recovered: State, reference: Params) -> Row:
         """How fast the forgotten comes back, against Retrain; the level to reach is that of the model before."""
         epochs = self.recipe.evaluate.relearn
@@ -514,7 +589,7 @@ class _RecipeRun:
         ratio = took.ratio if math.isfinite(took.ratio) else None
         return {"relearn_ratio": ratio, "relearn_bound": took.bound, "relearn_curve": curves[0]}
 
-    def _at_budgets(self, unlearned: UnlearnedRequest, row: RowMaker, retrained: Progress) -> Iterator[Row]:
+    def _at_budgets(self, unlearned: UnlearnedRequest, row: RowMaker, retrained: _Retrained) -> Iterator[Row]:
         """The same recovery, looked at after the last round that each share of Retrain's bytes pays for.
 
         Unlearning counts. Where it has cost more than a share by itself, the row has no rounds and says what was spent.
@@ -528,7 +603,7 @@ class _RecipeRun:
         rounds = self.simulation.recovery(unlearned, "budgets", "budgets").rounds
         progress = next(rounds)
         self.reporter.phase("Recovery: on to fixed budgets", None, progress.state.round)
-        whole = retrained.costs.bytes
+        whole = retrained.bytes
         unlearning = unlearned.progress.costs.bytes
         for budget in budgets:
             while unlearning + progress.costs.bytes + _a_round(progress, retrained) <= budget * whole + 1e-6:
@@ -544,10 +619,11 @@ def _append_event(path: Path, event: Event) -> None:
     append_line(path, json.dumps(event))
 
 
-def _a_round(progress: Progress, retrained: Progress) -> float:
+def _a_round(progress: Progress, retrained: _Retrained) -> float:
     """The bytes of one more round, as those before it took; of the first, as Retrain's took."""
-    known = progress if progress.state.round else retrained
-    return known.costs.bytes / max(known.state.round, 1)
+    if progress.state.round:
+        return progress.costs.bytes / progress.state.round
+    return retrained.bytes / max(retrained.rounds, 1)
 
 
 def _evaluation(setup: Setup, data: FederatedData, request: Request) -> Evaluation:

@@ -20,13 +20,15 @@ from fedquit.core.method import Method
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.inference.gaps import Margin
 from fedquit.methods import METHODS
+from fedquit.results.bundles import RETRAIN_FROM, Bundle
 from fedquit.results.comparison import Key, Outcome, Place, Target, build_comparison, members, named
 from fedquit.results.folders import COMPARISON, refuse_overwriting, write_comparison
 from fedquit.results.schema import Row
 from fedquit.results.summary import MethodSummary
+from fedquit.running.bundles import open_bundle, samples_hash, setting_key
 from fedquit.running.recipe import EventRecipe, Recipe, build
 from fedquit.running.runner import controls as run_controls
-from fedquit.running.runner import require_servable, retrain_again, retrained, run, say_engine
+from fedquit.running.runner import evaluation_of, require_servable, retrain_again, retrained, run, say_engine
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.training_cache import Reporter, require_disk
 from fedquit.studies.many_models import gathered, require_enough
@@ -98,6 +100,7 @@ def compare(
     jobs: int = 1,
     retrain_seeds: int = 1,
     margin: Margin | None = None,
+    retrain_from: Path | None = None,
 ) -> tuple[list[MethodSummary], list[Outcome]]:
     """Run everything, or go on with it, and write `comparison.json`.
 
@@ -114,11 +117,17 @@ def compare(
         retrain_seeds: Retrains of other seeds for each target. With more than one, each target has an Original of its
             own (`seeds_of`), so that the verdicts can count the targets as independent.
         margin: Of the equivalence with Retrain; None where none was fixed.
+        retrain_from: A folder of reference bundles: all Retrains of a target are taken from it, and none is trained.
+            Those whose seed no run of the target has are what the verdicts rest on; there must be at least
+            `retrain_seeds` of them where that is more than one.
 
     Returns:
         The lines of the table, and the outcome of each run.
     """
     _check(recipe, seeds, references, jobs, retrain_seeds)
+    if references and retrain_from:
+        raise InputError("--references needs Retrain's weights, which no bundle has: leave --retrain-from out.")
+    bundle = open_bundle(retrain_from, recipe) if retrain_from else None
     refuse_overwriting(out, COMPARISON, recipe.to_dict())
     cache = cache or out / "cache"
     variants = {name: _variant(recipe, name) for name in methods}
@@ -128,6 +137,7 @@ def compare(
         require_servable(setup, _request(recipe, target))
     refused = _refused(setup, variants, cache)
     by_target = seeds_of(recipe.seed, targets, seeds, own=retrain_seeds > 1)
+    retrains: dict[Target, list[Row]] = bundled_rows(bundle, setup, by_target, retrain_seeds) if bundle else {}
     places = [(target, own[number]) for number in range(seeds) for target, own in by_target.items()]
     planned = [
         Outcome(name, target, seed, _folder(out, seed, target, name), failure=refused.get(name, ""))
@@ -139,8 +149,9 @@ def compare(
     for outcome in planned:
         if not outcome.failure:
             job = _job("run", variants[outcome.method], outcome, cache)
-            runs[outcome.key] = {**job, "attached": attached, "references": references}
-    spreads = _retrain_jobs(recipe, by_target, retrain_seeds, out, cache)
+            source = str(retrain_from) if retrain_from else None
+            runs[outcome.key] = {**job, "attached": attached, "references": references, RETRAIN_FROM: source}
+    spreads = {} if bundle else _retrain_jobs(recipe, by_target, retrain_seeds, out, cache)
     naturals = [Outcome(CONTROL, target, seed, _folder(out, seed, target, CONTROL)) for target, seed in places]
 
     def controls(done: Mapping[Key, Answer]) -> dict[Key, Job]:
@@ -148,15 +159,17 @@ def compare(
         plain = {outcome.key: {**_job("control", recipe, outcome, cache), "attached": attached} for outcome in naturals}
         return {key: {**job, "rounds": _longest(done, key)} for key, job in plain.items()}
 
-    answers = _carried_out(runs, spreads, controls, overview, jobs or fitting_jobs(setup))
+    total = len(runs) + len(spreads) + len(naturals)
+    answers = _carried_out(runs, spreads, controls, overview, jobs or fitting_jobs(setup), total)
     outcomes = [outcome if outcome.failure else _with_answer(outcome, answers[outcome.key]) for outcome in planned]
-    retrains: dict[Target, list[Row]] = {}
     for key in spreads:
         retrains.setdefault(key[1], []).append(answers[key]["row"])
     again: dict[Place, Row] = {}
     for target, own in by_target.items():
         for number, seed in enumerate(own):
-            again[target, seed] = retrains[target][number % len(retrains[target])]
+            if retrains[target]:
+                again[target, seed] = retrains[target][number % len(retrains[target])]
+    several = retrain_seeds > 1 or (bundle is not None and any(len(rows) > 1 for rows in retrains.values()))
     comparison = build_comparison(
         recipe.to_dict(),
         code_version(),
@@ -164,13 +177,48 @@ def compare(
         outcomes,
         again,
         out,
-        retrains=retrains if retrain_seeds > 1 else None,
+        retrains=retrains if several else None,
         margin=margin,
         controls={outcome.place: answers[outcome.key]["path"] for outcome in naturals},
         longer={outcome.place: answers[outcome.key]["longer"] for outcome in naturals},
     )
+    if bundle:
+        told = [answers[key][RETRAIN_FROM] for key in runs if RETRAIN_FROM in answers[key]]
+        seeds_used = {named(target): [row["retrain_seed"] for row in rows] for target, rows in retrains.items()}
+        comparison = dataclasses.replace(comparison, extra={RETRAIN_FROM: {"runs": told, "seeds": seeds_used}})
     write_comparison(out, comparison)
     return list(comparison.table), outcomes
+
+
+def bundled_rows(
+    bundle: Bundle, setup: Setup, by_target: Mapping[Target, Sequence[int]], needed: int
+) -> dict[Target, list[Row]]:
+    """For each target the rows of the bundle's Retrains whose seeds none of its runs has.
+
+    Args:
+        bundle: With the Retrains.
+        setup: Of the recipe.
+        by_target: The seeds of the runs of each target.
+        needed: How many there must be, if more than one.
+
+    Raises:
+        InputError: No Retrain fits a target, or there are too few.
+    """
+    key = setting_key(setup)
+    rows: dict[Target, list[Row]] = {}
+    for target, seeds in by_target.items():
+        own = dataclasses.replace(setup, recipe=_for(setup.recipe, seeds[0], target))
+        evaluation = evaluation_of(own)
+        references = bundle.retrains(key, evaluation.request.clients, samples_hash(evaluation))
+        others = [reference for reference in references if reference.seed not in seeds]
+        if needed > 1 and len(others) < needed:
+            raise InputError(
+                f"{bundle.folder} has {len(others)} Retrains without {'+'.join(map(str, members(target)))} whose seeds "
+                f"are not those of the runs ({', '.join(map(str, seeds))}), and --retrain-seeds is {needed}: lower it, "
+                "or give the runs other seeds with --set seed=."
+            )
+        rows[target] = [reference.row(members(target)) for reference in others]
+    return rows
 
 
 def seeds_of(first: int, targets: Sequence[Target], seeds: int, *, own: bool) -> dict[Target, list[int]]:
@@ -278,17 +326,18 @@ def _carried_out(
     controls: Callable[[Mapping[Key, Answer]], Mapping[Key, Job]],
     overview: Overview,
     jobs: int,
+    total: int,
 ) -> dict[Key, Answer]:
     """The answer to each job; with several processes, what others would wait for comes first.
 
     Args:
         runs: Of the methods.
         spreads: Retrains with another seed.
-        controls: Makes the jobs of the controls from the answers so far; as many as there are spreads.
+        controls: Makes the jobs of the controls from the answers so far.
         overview: Reports the progress.
         jobs: Processes.
+        total: All jobs.
     """
-    total = len(runs) + 2 * len(spreads)
     answers: dict[Key, Answer] = {}
     if jobs == 1:
         for stage in _stages(runs, spreads, lambda: controls(answers), in_order=True):
@@ -389,8 +438,11 @@ def _run_job(recipe: Recipe, job: Job, cache: Path, reporter: Reporter) -> Answe
     folder = Path(job["folder"])
     methods = _attached(job)
     try:
-        rows = run(recipe, folder, cache=cache, reporter=reporter, attached=methods)["rows"]
-        answer: dict[str, Any] = {"rows": rows}
+        source = Path(job[RETRAIN_FROM]) if job.get(RETRAIN_FROM) else None
+        results = run(recipe, folder, cache=cache, reporter=reporter, attached=methods, retrain_from=source)
+        answer: dict[str, Any] = {"rows": results["rows"]}
+        if source:
+            answer[RETRAIN_FROM] = results[RETRAIN_FROM]
         if job["references"]:
             evidence = gathered(recipe, job["references"], folder, cache, reporter=reporter, attached=methods)
             answer["evidence"] = dataclasses.asdict(evidence)
