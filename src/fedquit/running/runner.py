@@ -284,11 +284,13 @@ class _Retrained:
         row: Of the results.
         test_accuracy: In percent.
         params: Its parameters; None where it comes from a bundle.
+        progress: Where its training ended; None where it comes from a bundle.
     """
 
     row: Row
     test_accuracy: float
     params: Params | None = None
+    progress: Progress | None = None
 
     @property
     def bytes(self) -> float:
@@ -398,8 +400,9 @@ class _RecipeRun:
         rounds = unlearned.progress.state.round + recoveries[0].state.round
         recovered = mean_of_recoveries(rows) | {"curve": mean_curve([r.curve for r in recoveries]), "path": path}
         recovered |= last_rounds(path) | durability(path)
-        if gold and self.recipe.recover.retrain_longer:
-            longer = self._retrain_longer(unlearned, gold.progress, evaluation, rounds + self.recipe.recover.follow)
+        if retrained and retrained.progress and self.recipe.recover.retrain_longer:
+            most = rounds + self.recipe.recover.follow
+            longer = self._retrain_longer(unlearned, retrained.progress, evaluation, most)
             recovered |= longer_fields(longer, rounds, path) | {"retrain_longer_path": longer}
         if not self.recipe.recover.control:
             yield recovered | relearned
@@ -507,8 +510,10 @@ class _RecipeRun:
         original = self.simulation.progress
         unlearned = self.simulation.unlearn(request, data)
         natural = self._natural(unlearned, original, evaluation, rounds)[1]
-        gold = self._retrained(data.after(request), evaluation) if longer else None
-        return natural, self._retrain_longer(unlearned, gold.progress, evaluation, rounds) if gold else []
+        if not (longer and self.recipe.retrain) or self.bundled:
+            return natural, []
+        progress = self._train_retrain(data.after(request), evaluation).progress
+        return natural, self._retrain_longer(unlearned, progress, evaluation, rounds)
 
     def _retrained(
         self, data: FederatedData, evaluation: Evaluation, row: RowMaker, before: Params
@@ -526,12 +531,15 @@ class _RecipeRun:
             return _Retrained(bundled_row, self.bundled.test_accuracy(evaluation))
         if not self.recipe.retrain:
             return None
-        title = "Retrain: from scratch, without them"
-        gold = train(self.setup, data, self.cache, reporter=self.reporter, title=title, evaluation=evaluation)
+        gold = self._train_retrain(data, evaluation)
         params = gold.progress.state.params
         against = evaluation.against(before, params, None)
         trained_row = row("retrain", "retrained", gold.progress) | against | _of_last_rounds(gold)
-        return _Retrained(trained_row, evaluation.accuracy("test", params) or 0.0, params)
+        return _Retrained(trained_row, evaluation.accuracy("test", params) or 0.0, params, gold.progress)
+
+    def _train_retrain(self, data: FederatedData, evaluation: Evaluation) -> Federated:
+        title = "Retrain: from scratch, without them"
+        return train(self.setup, data, self.cache, reporter=self.reporter, title=title, evaluation=evaluation)
 
     def _recover(
         self, unlearned: UnlearnedRequest, evaluation: Evaluation, retrained: _Retrained | None
