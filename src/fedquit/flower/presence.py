@@ -16,7 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from fedquit.core import ClientId
 from fedquit.errors import FedquitError
 from fedquit.flower import wire
-from fedquit.flower.identity import identity_of, is_registered
+from fedquit.flower.identity import Sites, identity_of, is_registered, takes_part
 from fedquit.flower.roster import Identity, Member, Roster
 from fedquit.flower.transport import LONGEST_POLL, PATIENCE, OutgoingMessage, Transport
 
@@ -62,13 +62,15 @@ class Presence:
     on_requests: OnRequests
     verdicts: Verdicts
     timeout: float  # seconds for a node's answer about itself
+    sites: Callable[[], Sites | None] = lambda: None  # who takes part now, in a closed federation
     here: dict[ClientId, int] = field(default_factory=dict)  # the node id of every client that is online
     _clients: dict[int, ClientId] = field(default_factory=dict)  # the client behind each node id
     _backoffs: dict[int, _Backoff] = field(default_factory=dict)  # of nodes that did not say who they are
 
     def refresh(self) -> None:
         """Update `here`; nodes that are new are asked for their examples and pending requests."""
-        nodes = {n.node_id: n for n in self.transport.grid.get_nodes()}
+        sites = self.sites()
+        nodes = {n.node_id: n for n in self.transport.grid.get_nodes() if takes_part(n, sites)}
         now = self.transport.clock.now()
         # A node that left and came back is asked at once.
         self._backoffs = {node: backoff for node, backoff in self._backoffs.items() if node in nodes}
@@ -139,10 +141,11 @@ class Presence:
             self.on_requests(client, introduction.pending, introduction.settled)
 
     def _introductions(self, new_nodes: Sequence[NodeInfo]) -> Iterator[_Introduction]:
+        sites = self.sites()
         infos = {n.node_id: n for n in new_nodes}
         known = {node: self._known_client(info) for node, info in infos.items()}
         for node, body in self._query(list(infos), known):
-            identity = identity_of(infos[node], body.get("partition"))
+            identity = identity_of(infos[node], body.get("partition"), sites)
             if identity is None:
                 self._back_off(node, "it has neither a registered key nor a partition-id")
                 continue
@@ -156,7 +159,7 @@ class Presence:
 
     def _known_client(self, info: NodeInfo) -> ClientId | None:
         """The client whose registered key this node has; None for one that is new or not registered."""
-        identity = identity_of(info, None) if is_registered(info) else None
+        identity = identity_of(info, None, self.sites()) if is_registered(info) else None
         member = self.roster.by_key(identity.key) if identity else None
         return member.number if member else None
 
