@@ -9,6 +9,7 @@ import json
 import os
 import re
 import stat
+import subprocess
 import tarfile
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from typer.testing import CliRunner
 from fedquit.cli import app as fedquit
 from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed import apps, bundle, requests, rules, sites
+from fedquit.flower.closed.app_user import AppUser, copy_for, require_access
 from fedquit.flower.closed.authority import new_key
 from fedquit.flower.closed.bundle import Bundle
 from fedquit.flower.closed.project import Project, Settings
@@ -425,3 +427,31 @@ def test_a_certificate_is_for_clients_of_this_project_only(project: Project, tmp
     use = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert [o.dotted_string for o in use] == ["1.3.6.1.5.5.7.3.2"]
     assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+# The user who runs app code ------------------------------------------------------------------------------------------
+
+
+def test_only_root_can_run_apps_as_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(InputError, match="only root can run app code as another user"):
+        AppUser.named("nobody")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(InputError, match="there is no user"):
+        AppUser.named("no-such-user-here")
+    with pytest.raises(InputError, match="must not run as root"):
+        AppUser.named("root")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_user_of_apps_gets_copies_and_cannot_read_the_keys(project: Project, tmp_path: Path) -> None:
+    user = AppUser.named("nobody")
+    folder = tmp_path / "run"
+    (copy,) = copy_for(user, folder, project.secret)
+    assert (folder.stat().st_uid, copy.stat().st_uid) == (user.uid, user.uid)
+    assert modes(folder) == {".": "0o700", "superexec.secret": "0o600"}
+    readable = ["cat", str(project.folder / "ca.key")]
+    done = subprocess.run(readable, user=user.uid, group=user.gid, extra_groups=[], capture_output=True, check=False)
+    assert done.returncode != 0
+    with pytest.raises(InputError, match=r"cannot (write in|run)"):
+        require_access(project.folder, user)

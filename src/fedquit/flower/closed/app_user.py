@@ -79,8 +79,24 @@ def require_access(path: Path, user: AppUser | None) -> None:
     """Raise `InputError` unless the user can write in a folder, which other folders above it may prevent."""
     if user is None:
         return
-    check = "import os, sys; sys.exit(not os.access(sys.argv[1], os.R_OK | os.W_OK | os.X_OK))"
+    check = "import os, sys; sys.exit(0 if os.access(sys.argv[1], os.R_OK | os.W_OK | os.X_OK) else 3)"
     command = [sys.executable, "-I", "-c", check, str(path.resolve())]
-    done = subprocess.run(command, user=user.uid, group=user.gid, extra_groups=[], cwd="/", check=False)
-    if done.returncode:
+    try:
+        code = subprocess.run(
+            command,
+            user=user.uid,
+            group=user.gid,
+            extra_groups=[],
+            cwd="/",
+            stderr=subprocess.DEVNULL,
+            check=False,
+        ).returncode
+    except PermissionError:
+        code = -1
+    if code == 3:
         raise InputError(f"the user of --app-user cannot write in {path}: give that user the folder, and a way to it.")
+    if code:
+        raise InputError(
+            f"the user of --app-user cannot run {sys.executable}: install fedquit and its Python where all users can "
+            "read them."
+        )
