@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("cryptography")
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from typer.testing import CliRunner
 
 from fedquit.cli import app as fedquit
@@ -27,8 +28,10 @@ from fedquit.flower.closed import apps, bundle, requests, rules, sites
 from fedquit.flower.closed.app_user import AppUser, copy_for, require_access
 from fedquit.flower.closed.authority import new_key
 from fedquit.flower.closed.bundle import Bundle
+from fedquit.flower.closed.private_files import make_private_folder
 from fedquit.flower.closed.project import Project, Settings
 from fedquit.flower.closed.site_folder import SiteFolder
+from fedquit.flower.deploy.keys import make_node_key
 
 pytestmark = pytest.mark.flower
 ROOT = Path(__file__).parents[2]
@@ -144,6 +147,19 @@ def test_a_rotated_site_is_the_same_site_and_its_old_key_counts_no_more(project:
     assert after.certificate(before.certificates[0].sha256) is None, "the old certificate is refused"
     kept = list(folder.folder.glob("node.key.until-*"))
     assert len(kept) == 1, "the old key is kept beside the new one"
+
+
+def test_a_node_of_before_keeps_its_identity_when_it_joins_with_its_key(project: Project, tmp_path: Path) -> None:
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    from fedquit.flower.identity import fingerprint
+
+    folder = make_private_folder(tmp_path / "site")
+    public = load_ssh_public_key(make_node_key(folder, "node.key").public.read_bytes())
+    enrolled(project, tmp_path, "site")
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    known_as = fingerprint(public_key_to_bytes(public))  # the bytes that the SuperLink knows a node by
+    assert project.sites["site"].fingerprints == (known_as,)
 
 
 def test_a_site_cannot_go_back_to_a_key_that_it_gave_up(project: Project, tmp_path: Path) -> None:

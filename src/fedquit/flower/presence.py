@@ -17,6 +17,7 @@ from fedquit.core import ClientId
 from fedquit.errors import FedquitError
 from fedquit.flower import wire
 from fedquit.flower.identity import Sites, identity_of, is_registered, takes_part
+from fedquit.flower.judgement import counted_examples
 from fedquit.flower.roster import Identity, Member, Roster
 from fedquit.flower.transport import LONGEST_POLL, PATIENCE, OutgoingMessage, Transport
 
@@ -94,8 +95,12 @@ class Presence:
             except wire.InvalidMessage as error:
                 self.transport.say(f"{self.roster[client].title}: {error}")
             else:
-                self.roster.note({client: examples})
+                self.roster.note({client: counted_examples(examples, self.enrolled(client))})
                 self.on_requests(client, pending, settled)
+
+    def enrolled(self, client: ClientId) -> int | None:
+        """How many examples the operator agreed with a client's site; None where the federation is not closed."""
+        return _enrolled(self.roster[client].key, self.sites())
 
     def wait(self, enough: Callable[[], bool], what: str, missing: Callable[[], str], timeout: float) -> None:
         """Wait until enough nodes are online.
@@ -155,7 +160,13 @@ class Presence:
             except wire.InvalidMessage as error:
                 self._back_off(node, str(error))
             else:
-                yield _Introduction(node, identity, examples, pending, settled)
+                counted = counted_examples(examples, _enrolled(identity.key, sites))
+                if counted < examples:
+                    self.transport.say(
+                        f"{identity.name} says that it has {examples} examples and counts for the {counted} that it "
+                        "was enrolled with"
+                    )
+                yield _Introduction(node, identity, counted, pending, settled)
 
     def _known_client(self, info: NodeInfo) -> ClientId | None:
         """The client whose registered key this node has; None for one that is new or not registered."""
@@ -197,6 +208,13 @@ class Presence:
         if others:
             examples = sum(m.examples for m in others)
             self.transport.say(f"and {len(others)} more are here, with {examples} examples")
+
+
+def _enrolled(key: str, sites: Sites | None) -> int | None:
+    """How many examples the site with this identity was enrolled with; none for one that takes no part any more."""
+    if sites is None:
+        return None
+    return next((site.examples for site in sites.values() if key == f"key:{site.identity}"), 0)
 
 
 def _suffix(member: Member) -> str:
