@@ -222,7 +222,9 @@ def test_reading_a_recipe_loads_nothing_that_only_an_evaluation_needs() -> None:
 # What an extra brings may be imported by these modules alone; they say which extra it is.
 OF_EXTRAS = {
     "flwr": ("fedquit.flower.", "fedquit.bench.peers"),
-    "cryptography": ("fedquit.flower.deploy.keys",),  # comes with Flower
+    "cryptography": ("fedquit.flower.deploy.keys", "fedquit.flower.closed."),
+    "h11": ("fedquit.flower.closed.",),
+    "yaml": ("fedquit.flower.closed.",),
     "pfl": ("fedquit.bench.peers",),
     "fluke": ("fedquit.bench.peers",),
     "triton": ("fedquit.engine.cuda.",),  # comes with torch on Linux

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedquit.data.federated import FederatedData
-from fedquit.errors import InputError, RequestError
+from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.flower.client import home_from
-from fedquit.flower.identity import fingerprint, identity_of
+from fedquit.flower.identity import fingerprint, identity_of, takes_part
+from fedquit.flower.membership import read_membership, write_membership
 from fedquit.flower.roster import Identity, Roster
 from fedquit.models import FunctionalModel
 from flower.grid_world import Setup
@@ -101,3 +103,54 @@ def test_a_home_is_the_nodes_own_or_one_below_the_runs(tmp_path: Path) -> None:
     assert home_from(context({"partition-id": 3}, {"fedquit.home": "/r"})) == Path("/r/partition-3")
     with pytest.raises(InputError, match="has no home"):
         home_from(context({"partition-id": 3}, {"fedquit.home": ""}))
+
+
+# A closed federation -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A site, as the operator's list has it."""
+
+    name: str
+    fingerprints: tuple[str, ...]
+    examples: int = 100
+    revoked: float | None = None
+
+
+OLD, NEW, OTHER = b"the first key", b"the key in use", b"the key of nobody"
+
+
+def test_in_a_closed_federation_a_site_is_its_first_key_whichever_key_it_uses(tmp_path: Path) -> None:
+    assert read_membership(tmp_path) is None, "without a list the federation is not closed"
+    write_membership(tmp_path, [Enrolled("hospital", (fingerprint(OLD), fingerprint(NEW)))])
+    sites = read_membership(tmp_path)
+    before = identity_of(NodeInfo(node_id=1, public_key=OLD, name="hospital"), None)
+    rotated = NodeInfo(node_id=2, public_key=NEW, name="hospital")
+    assert identity_of(rotated, None, sites) == before, "an old state directory knows it by that key"
+    assert takes_part(rotated, sites)
+    for node in (
+        NodeInfo(node_id=1, public_key=OLD, name="hospital"),  # given up
+        NodeInfo(node_id=3, public_key=OTHER, name="hospital"),  # registered by somebody else
+        NodeInfo(node_id=4, public_key=NEW),  # not registered
+        NodeInfo(node_id=5),
+    ):
+        assert identity_of(node, "3", sites) is None
+        assert not takes_part(node, sites)
+
+
+def test_a_revoked_site_takes_no_part(tmp_path: Path) -> None:
+    write_membership(tmp_path, [Enrolled("hospital", (fingerprint(OLD),), revoked=1.0)])
+    sites = read_membership(tmp_path)
+    assert sites == {}
+    assert not takes_part(NodeInfo(node_id=1, public_key=OLD, name="hospital"), sites)
+
+
+def test_a_damaged_list_of_sites_stops_the_server(tmp_path: Path) -> None:
+    for content in ("{}", '[{"name": "x"}]', '[{"name": "x", "examples": 1, "keys": [], "revoked": false}]'):
+        (tmp_path / "sites.json").write_text(content)
+        with pytest.raises(StoreError, match="not a list of sites"):
+            read_membership(tmp_path)
+    (tmp_path / "sites.json").write_text("[")
+    with pytest.raises(StoreError):
+        read_membership(tmp_path)

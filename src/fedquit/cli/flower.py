@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedquit flower`: start and supervise a federation on Flower (demo, serve, node)."""
+"""`fedquit flower`: start and supervise a federation on Flower (demo, serve, node), closed or not.
+
+The commands that make a federation closed (init, join, enrol, rotate, revoke, sign, renew) are in `closed_flower`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 import tomllib
 from collections.abc import Mapping
@@ -12,17 +16,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedquit.cli import closed_flower
 from fedquit.cli.screen import PLAIN, AsJson, err
 from fedquit.cli.screen import out as screen
 from fedquit.errors import InputError
 
 if TYPE_CHECKING:
     from fedquit.flower.deploy.keys import Tls
+    from fedquit.flower.deploy.supervision import Plan
 
 app = typer.Typer(help="Unlearning in a real federation, on Flower.", no_args_is_help=True)
 Settings = Annotated[list[str], typer.Option("--set", help="A setting, as key=value; again for more.")]
 Authority = Annotated[
     Path | None, typer.Option("--ca", help="The certificate of the authority that vouches for the SuperLink.")
+]
+AppUserName = Annotated[
+    str, typer.Option("--app-user", help="In a closed federation: the user who runs app code, apart from the keys.")
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS and no node keys: on this machine, and for trials only.")
@@ -103,6 +112,10 @@ def serve(
     attach: Annotated[bool, typer.Option("--attach", help="The SuperLink runs elsewhere already.")] = False,
     attempts: Annotated[int, typer.Option(help="How often in a row a run may fail.", min=0)] = 10,
     insecure: Insecure = False,
+    project: Annotated[
+        Path | None, typer.Option(help="A closed federation: the folder that `fedquit flower init` made.")
+    ] = None,
+    app_user: AppUserName = "",
 ) -> None:
     """Run a SuperLink and see a run through: it is started again after every failure, until it has finished."""
     from dataclasses import replace
@@ -115,6 +128,16 @@ def serve(
     from fedquit.flower.sqlite_wipe import FOLDER
 
     require_flower()
+    if project is not None:
+        if member or ca or certificate or key or attach or insecure:
+            raise InputError(
+                "with --project the sites, certificates and addresses are the project's: leave the rest out."
+            )
+        config = {STATE: str(state.resolve()), **as_settings(settings)}
+        plan = Plan(flower_app, config, backoff=replace(RUN_BACKOFF, attempts=attempts))
+        run = _serve_closed(plan, project, state, app_user)
+        screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
+        return
     members = _members(member)
     tls = None if attach or insecure else _tls(ca, certificate, key)
     if attach and not insecure and not ca:
@@ -125,6 +148,18 @@ def serve(
     with orderly_end():
         run = run_service(plan, link, state / FOLDER, members=members, say=say, hear=hear)
     screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
+
+
+def _serve_closed(plan: Plan, project: Path, state: Path, app_user: str) -> int:
+    from fedquit.flower.closed.app_user import AppUser
+    from fedquit.flower.closed.project import Project
+    from fedquit.flower.closed.service import serve as serve_closed
+    from fedquit.flower.deploy.processes import orderly_end
+
+    os.umask(0o077)
+    user = AppUser.named(app_user) if app_user else None
+    with orderly_end():
+        return serve_closed(plan, Project.open(project), state, app_user=user, say=say, hear=hear)
 
 
 def _tls(ca: Path | None, certificate: Path | None, key: Path | None) -> Tls:
@@ -143,8 +178,8 @@ def _file(path: Path) -> Path:
 
 @app.command()
 def node(
-    superlink: Annotated[str, typer.Option(help="The SuperLink: host:port.")],
     home: Annotated[Path, typer.Option(help="The folder of this node: what it keeps, and its owner's requests.")],
+    superlink: Annotated[str, typer.Option(help="The SuperLink: host:port.")] = "",
     ca: Authority = None,
     key: Annotated[
         Path | None, typer.Option(help="This node's private key; its public half must be registered.")
@@ -152,6 +187,10 @@ def node(
     name: Annotated[str, typer.Option(help="For the log.")] = "node",
     settings: Settings = [],  # noqa: B006 - typer copies it
     insecure: Insecure = False,
+    site: Annotated[
+        Path | None, typer.Option(help="A site of a closed federation: the folder that `fedquit flower join` made.")
+    ] = None,
+    app_user: AppUserName = "",
 ) -> None:
     """Run a SuperNode and start it again when it ends; Ctrl-C stops it."""
     from fedquit.flower.deploy.commands import Node
@@ -161,6 +200,13 @@ def node(
     from fedquit.flower.deploy.service import run_node
 
     require_flower()
+    if site is not None:
+        if superlink or ca or key or insecure:
+            raise InputError("with --site the server, its authority and the keys are the site's: leave the rest out.")
+        _run_site(site, home, as_settings(settings), app_user)
+        return
+    if not superlink:
+        raise InputError("give --site with the folder of a closed federation's site, or --superlink with host:port.")
     if not insecure and (ca is None or key is None):
         raise InputError("give --ca and --key, or say --insecure for a trial on this machine.")
     own = None if insecure or key is None else NodeKey(_file(key), key.with_name(f"{key.name}.pub"))
@@ -168,3 +214,18 @@ def node(
     made = Node(name, free_ports(1)[0], config, own)
     with orderly_end():
         run_node(made, superlink, None if insecure or ca is None else _file(ca), home / "flower", say=say)
+
+
+def _run_site(site: Path, home: Path, settings: dict[str, str | int | float | bool], app_user: str) -> None:
+    from fedquit.flower.closed.app_user import AppUser
+    from fedquit.flower.closed.service import SiteRun, run_site
+    from fedquit.flower.closed.site_folder import SiteFolder
+    from fedquit.flower.deploy.processes import orderly_end
+
+    os.umask(0o077)
+    user = AppUser.named(app_user) if app_user else None
+    with orderly_end():
+        run_site(SiteRun(SiteFolder(site), home, settings, user), say=say)
+
+
+closed_flower.add_to(app)

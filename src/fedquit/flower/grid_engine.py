@@ -20,6 +20,7 @@ from fedquit.engine.plan import fixed_uniforms
 from fedquit.errors import FedquitError, UnreachableError
 from fedquit.flower import wire
 from fedquit.flower.client import ClientData
+from fedquit.flower.judgement import judged_reply
 from fedquit.flower.presence import Presence
 from fedquit.flower.transport import LONGEST_POLL, PATIENCE, Clock, OutgoingMessage
 
@@ -134,7 +135,7 @@ class GridEngine:
                 self._report_missing(this_round, question.client, str(error))
                 continue
             self.presence.on_requests(question.client, answer.pending, answer.settled)
-            yield answer.reply
+            yield judged_reply(answer.reply, self.presence.enrolled(question.client))
 
     def _question(self, ask: Ask, client: ClientId) -> wire.Question:
         return wire.Question(

@@ -16,7 +16,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from fedquit.core import ClientId
 from fedquit.errors import FedquitError
 from fedquit.flower import wire
-from fedquit.flower.identity import identity_of, is_registered
+from fedquit.flower.identity import Sites, identity_of, is_registered, takes_part
+from fedquit.flower.judgement import counted_examples
 from fedquit.flower.roster import Identity, Member, Roster
 from fedquit.flower.transport import LONGEST_POLL, PATIENCE, OutgoingMessage, Transport
 
@@ -62,13 +63,15 @@ class Presence:
     on_requests: OnRequests
     verdicts: Verdicts
     timeout: float  # seconds for a node's answer about itself
+    sites: Callable[[], Sites | None] = lambda: None  # who takes part now, in a closed federation
     here: dict[ClientId, int] = field(default_factory=dict)  # the node id of every client that is online
     _clients: dict[int, ClientId] = field(default_factory=dict)  # the client behind each node id
     _backoffs: dict[int, _Backoff] = field(default_factory=dict)  # of nodes that did not say who they are
 
     def refresh(self) -> None:
         """Update `here`; nodes that are new are asked for their examples and pending requests."""
-        nodes = {n.node_id: n for n in self.transport.grid.get_nodes()}
+        sites = self.sites()
+        nodes = {n.node_id: n for n in self.transport.grid.get_nodes() if takes_part(n, sites)}
         now = self.transport.clock.now()
         # A node that left and came back is asked at once.
         self._backoffs = {node: backoff for node, backoff in self._backoffs.items() if node in nodes}
@@ -92,8 +95,12 @@ class Presence:
             except wire.InvalidMessage as error:
                 self.transport.say(f"{self.roster[client].title}: {error}")
             else:
-                self.roster.note({client: examples})
+                self.roster.note({client: counted_examples(examples, self.enrolled(client))})
                 self.on_requests(client, pending, settled)
+
+    def enrolled(self, client: ClientId) -> int | None:
+        """How many examples the operator agreed with a client's site; None where the federation is not closed."""
+        return _enrolled(self.roster[client].key, self.sites())
 
     def wait(self, enough: Callable[[], bool], what: str, missing: Callable[[], str], timeout: float) -> None:
         """Wait until enough nodes are online.
@@ -139,10 +146,11 @@ class Presence:
             self.on_requests(client, introduction.pending, introduction.settled)
 
     def _introductions(self, new_nodes: Sequence[NodeInfo]) -> Iterator[_Introduction]:
+        sites = self.sites()
         infos = {n.node_id: n for n in new_nodes}
         known = {node: self._known_client(info) for node, info in infos.items()}
         for node, body in self._query(list(infos), known):
-            identity = identity_of(infos[node], body.get("partition"))
+            identity = identity_of(infos[node], body.get("partition"), sites)
             if identity is None:
                 self._back_off(node, "it has neither a registered key nor a partition-id")
                 continue
@@ -152,11 +160,17 @@ class Presence:
             except wire.InvalidMessage as error:
                 self._back_off(node, str(error))
             else:
-                yield _Introduction(node, identity, examples, pending, settled)
+                counted = counted_examples(examples, _enrolled(identity.key, sites))
+                if counted < examples:
+                    self.transport.say(
+                        f"{identity.name} says that it has {examples} examples and counts for the {counted} that it "
+                        "was enrolled with"
+                    )
+                yield _Introduction(node, identity, counted, pending, settled)
 
     def _known_client(self, info: NodeInfo) -> ClientId | None:
         """The client whose registered key this node has; None for one that is new or not registered."""
-        identity = identity_of(info, None) if is_registered(info) else None
+        identity = identity_of(info, None, self.sites()) if is_registered(info) else None
         member = self.roster.by_key(identity.key) if identity else None
         return member.number if member else None
 
@@ -194,6 +208,13 @@ class Presence:
         if others:
             examples = sum(m.examples for m in others)
             self.transport.say(f"and {len(others)} more are here, with {examples} examples")
+
+
+def _enrolled(key: str, sites: Sites | None) -> int | None:
+    """How many examples the site with this identity was enrolled with; none for one that takes no part any more."""
+    if sites is None:
+        return None
+    return next((site.examples for site in sites.values() if key == f"key:{site.identity}"), 0)
 
 
 def _suffix(member: Member) -> str:

@@ -32,6 +32,7 @@ from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.intake import Intake
 from fedquit.flower.ledger import Erasure, Ledger
+from fedquit.flower.membership import read_membership
 from fedquit.flower.phases import Evaluate, Phases, ServerParts
 from fedquit.flower.presence import Presence
 from fedquit.flower.roster import Roster
@@ -110,7 +111,8 @@ class _Server:
         self.intake = Intake(state, self.ledger, self.roster, config, self.say)
         transport = Transport(grid, self.say, clock)
         seconds = min(config.timeout, STATUS)
-        self.nodes = Presence(transport, self.roster, self.intake.hear, self.ledger.verdicts, seconds)
+        sites = partial(read_membership, state)
+        self.nodes = Presence(transport, self.roster, self.intake.hear, self.ledger.verdicts, seconds, sites)
         parts = ServerParts(
             config=config,
             model=model,

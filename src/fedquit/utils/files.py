@@ -46,11 +46,20 @@ def write_atomic(path: Path, content: bytes) -> None:
         StoreError: if the disk is full or the folder cannot be written to; nothing has changed
             then.
     """
+    _write(path, content, 0o666)
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a file that only the user who runs this can read, as `write_atomic` does."""
+    _write(path, content, 0o600)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
     with _explain_write_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name[:80]}.{secrets.token_hex(8)}")
         try:
-            with beside.open("xb") as file:
+            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

@@ -97,7 +97,8 @@ def _write_secret(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _distinguished_name(name: str) -> Name:
+def distinguished_name(name: str) -> Name:
+    """A distinguished name that has a common name only."""
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
@@ -110,14 +111,15 @@ def _draft(subject: str, days: int) -> CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
-        .subject_name(_distinguished_name(subject))
+        .subject_name(distinguished_name(subject))
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # the clocks of two machines may differ
         .not_valid_after(now + datetime.timedelta(days=days))
     )
 
 
-def _usage(*allowed: str) -> KeyUsage:
+def key_usage(*allowed: str) -> KeyUsage:
+    """What the key of a certificate may be used for."""
     from cryptography import x509
 
     names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
@@ -130,9 +132,9 @@ def _authority_certificate(key: EllipticCurvePrivateKey, days: int) -> Certifica
     from cryptography.hazmat.primitives import hashes
 
     draft = _draft(AUTHORITY, days)
-    draft = draft.issuer_name(_distinguished_name(AUTHORITY)).public_key(key.public_key())
+    draft = draft.issuer_name(distinguished_name(AUTHORITY)).public_key(key.public_key())
     draft = draft.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    draft = draft.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
+    draft = draft.add_extension(key_usage("key_cert_sign", "crl_sign"), critical=True)
     draft = draft.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     return draft.sign(key, hashes.SHA256())
 
@@ -150,16 +152,17 @@ def _server_certificate(
 
     issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     draft = _draft(hosts[0], days).issuer_name(authority.subject).public_key(server_key.public_key())
-    draft = draft.add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
+    draft = draft.add_extension(x509.SubjectAlternativeName([general_name(host) for host in hosts]), critical=False)
     draft = draft.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    draft = draft.add_extension(_usage("digital_signature"), critical=True)
+    draft = draft.add_extension(key_usage("digital_signature"), critical=True)
     draft = draft.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     draft = draft.add_extension(x509.SubjectKeyIdentifier.from_public_key(server_key.public_key()), critical=False)
     draft = draft.add_extension(issuer_id, critical=False)
     return draft.sign(authority_key, hashes.SHA256())
 
 
-def _general_name(host: str) -> GeneralName:
+def general_name(host: str) -> GeneralName:
+    """The address or name of a host, as a certificate's subjectAltName has it."""
     from cryptography import x509
 
     try:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders and files that only the user who runs this can read."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedquit.errors import StoreError
+from fedquit.utils.files import write_secret
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+
+
+def make_private_folder(path: Path) -> Path:
+    """Make a folder that only its owner can enter, or close one that is there."""
+    try:
+        path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        path.chmod(FOLDER_MODE)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder {path} ({error.strerror}): take another place.") from error
+    return path
+
+
+def close_files(folder: Path) -> None:
+    """Let only the owner read the files of a folder."""
+    for path in folder.iterdir():
+        if path.is_file():
+            path.chmod(FILE_MODE)
+
+
+def write_private(path: Path, content: bytes | str) -> Path:
+    """Write a file that only its owner can read, whole or not at all."""
+    write_secret(path, content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def write_private_json(path: Path, value: object) -> Path:
+    """Write a value as indented JSON that only its owner can read."""
+    return write_private(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_private(path: Path, what_to_do: str) -> bytes:
+    """The content of a file.
+
+    Args:
+        path: the file.
+        what_to_do: the end of the sentence that says what to do when it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {path} ({error.strerror}): {what_to_do}") from error
+
+
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a lock file for as long as the `with` lasts; wait for another process that has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

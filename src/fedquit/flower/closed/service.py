@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator and the sites of a closed federation run.
+
+operator: serve      a SuperLink on loopback, the process that runs server apps, the front, and a run of the app
+site:     run_site   a SuperNode with the site's certificate, and the process that runs client apps
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
+
+from fedquit.errors import FedquitError, InputError
+from fedquit.flower.closed import pair
+from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over, hand_over_tree, require_access
+from fedquit.flower.closed.apps import archive, read_trust_file, signatures
+from fedquit.flower.closed.private_files import make_private_folder, write_private, write_private_json
+from fedquit.flower.closed.project import Project
+from fedquit.flower.closed.site_folder import SiteFolder
+from fedquit.flower.closed.sites import FILE, Site
+from fedquit.flower.deploy.commands import Node, Value, on_free_port, superlink_command, supernode_command
+from fedquit.flower.deploy.control import Control
+from fedquit.flower.deploy.environment import LOOPBACK, environment, free_ports, program
+from fedquit.flower.deploy.errors import DeploymentError
+from fedquit.flower.deploy.keys import NodeKey, Tls
+from fedquit.flower.deploy.processes import Backoff, ProcessGroup, Say, SupervisedProcess
+from fedquit.flower.deploy.supervision import Hear, Plan, run_until_finished, wait_for_superlink
+from fedquit.flower.membership import write_membership
+from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
+from fedquit.utils.files import read_json
+
+FOR_EVER = Backoff(first=2.0, factor=1.5, longest=60.0, attempts=10**9)
+WATCH = 1.0  # seconds between two looks at the list of sites
+RETRY_RENEWAL = 60.0  # seconds after a renewal that failed, or a tenth of the certificate's life if that is shorter
+
+
+# The operator's side -------------------------------------------------------------------------------------------------
+
+
+def require_signed(app: Path, project: Project) -> None:
+    """Raise `InputError` for an app that no site would run."""
+    trusted = read_trust_file(project.trust)
+    signed = signatures(hashlib.sha256(archive(app)).hexdigest(), project.apps)
+    if not trusted.keys() & signed.keys():
+        raise InputError(
+            f"{app} is not signed as it is now, so no site would run it: sign it with "
+            f"`fedquit flower sign {app} --project {project.folder}`."
+        )
+
+
+def serve(
+    plan: Plan,
+    project: Project,
+    state: Path,
+    *,
+    app_user: AppUser | None = None,
+    say: Say = lambda _: None,
+    hear: Hear = lambda _: None,
+) -> int:
+    """Run a closed federation until its app has finished.
+
+    Args:
+        plan: the app and its settings.
+        project: the authority, the sites, the server's settings.
+        state: the state directory of the federation.
+        app_user: who runs the SuperLink and the server app; the present user if None.
+        say: takes one sentence for the operator.
+        hear: takes each line of the run's log.
+
+    Returns:
+        The id of the run that finished.
+    """
+    require_signed(plan.app, project)
+    with open_federation(project, state, app_user=app_user, patience=plan.patience, say=say) as federation:
+        memo = state / FOLDER / "run.json"
+        return run_until_finished(plan, federation.control, memo, superlink=federation.superlink, say=say, hear=hear)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The processes of a closed federation's server."""
+
+    control: Control
+    superlink: SupervisedProcess  # with the process that runs server apps
+    front: SupervisedProcess
+
+
+@contextlib.contextmanager
+def open_federation(
+    project: Project,
+    state: Path,
+    *,
+    app_user: AppUser | None = None,
+    patience: float = 300.0,
+    say: Say = lambda _: None,
+) -> Iterator[Federation]:
+    """Run the SuperLink and the front of a closed federation, for as long as the `with` lasts.
+
+    Args:
+        project: the authority, the sites, the server's settings.
+        state: the state directory of the federation.
+        app_user: who runs the SuperLink and the server app; the present user if None.
+        patience: seconds for the SuperLink to answer.
+        say: takes one sentence for the operator.
+    """
+    project = Project(project.folder.resolve())  # processes start in other folders
+    state = make_private_folder(state.resolve())
+    folder = make_private_folder(state / FOLDER)
+    hand_over_tree(state, app_user)
+    require_access(folder, app_user)
+    if app_user is None:
+        say(SAME_USER)
+    wipe_traces(folder / DATABASE, say)
+    settings = project.settings
+    address = f"{LOOPBACK}:{settings.superlink_port}"
+    with ProcessGroup() as group:
+        link = _start_superlink(group, project, folder, app_user, say)
+        front = _start_front(group, project, folder, say)
+        control = Control(address, project.loopback.authority, folder / "flower-home", group.mark_of("control"))
+        try:
+            wait_for_superlink(control, patience, link, say)
+            registrar = _Registrar(project, state, control, folder / "registered.json", app_user, say)
+            with registrar.following():
+                say(f"sites reach this federation at {settings.address}; the front's log is {folder / 'front.jsonl'}.")
+                yield Federation(control, link, front)
+        finally:
+            link.stop()
+            front.stop()
+            wipe_traces(folder / DATABASE, say)
+
+
+def _start_superlink(
+    group: ProcessGroup, project: Project, folder: Path, app_user: AppUser | None, say: Say
+) -> SupervisedProcess:
+    own = project.loopback
+    copies = copy_for(app_user, folder / "run", own.authority, own.certificate, own.key, project.secret)
+    tls = Tls(*copies[:3])
+    secret = copies[3]
+    port = project.settings.superlink_port
+    isolation = ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+    command = [*superlink_command(port, folder / DATABASE, tls, "secure"), *isolation]
+    home = hand_over(make_private_folder(folder / "run" / "flower-home"), app_user)
+    variables = {"FLWR_HOME": str(home.resolve())}
+    both = [
+        _described(command, app_user, variables, folder / "run"),
+        _described(superexec_command(port, tls.authority, secret), app_user, variables, folder / "run"),
+    ]
+    log = folder / "logs" / "superlink.log"
+    say(f"the SuperLink starts on loopback; its log is {log}.")
+    return SupervisedProcess(
+        group, "superlink", pair_command(both), log, environment(folder / "flower-home"), say=say
+    ).start()
+
+
+def _start_front(group: ProcessGroup, project: Project, folder: Path, say: Say) -> SupervisedProcess:
+    log = folder / "front.jsonl"
+    command = [sys.executable, "-m", "fedquit.flower.closed.front", str(project.folder.resolve()), str(log.resolve())]
+    return SupervisedProcess(
+        group,
+        "front",
+        command,
+        folder / "logs" / "front.log",
+        environment(folder / "flower-home"),
+        backoff=FOR_EVER,
+        say=say,
+    ).start()
+
+
+def superexec_command(port: int, authority: Path, secret: Path) -> list[str]:
+    """The command that starts Flower's process that runs apps.
+
+    Args:
+        port: of the SuperLink's or SuperNode's API, on loopback.
+        authority: of the certificate of that API.
+        secret: the file of the secret that both share.
+    """
+    place = ["--runtime-api-address", f"{LOOPBACK}:{port}", "--root-certificates", str(authority.resolve())]
+    return [program("flower-superexec"), *place, "--superexec-auth-secret-file", str(secret.resolve())]
+
+
+def _described(
+    command: Sequence[str], user: AppUser | None, variables: Mapping[str, str], folder: Path
+) -> dict[str, Any]:
+    """A process as `pair` starts it."""
+    return {
+        "command": list(command),
+        "uid": user.uid if user else None,
+        "gid": user.gid if user else None,
+        "environment": dict(variables),
+        "folder": str(folder.resolve()),
+    }
+
+
+def pair_command(descriptions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The command that runs these processes as one."""
+    return [sys.executable, "-I", pair.__file__, json.dumps(descriptions)]
+
+
+@dataclass
+class _Registrar:
+    """Registers the keys of sites at the SuperLink, and unregisters those that no longer count."""
+
+    project: Project
+    state: Path
+    control: Control
+    memo: Path  # the node id of each key that was registered, by fingerprint
+    app_user: AppUser | None
+    say: Say
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Bring the SuperLink up to date now, and then after every change of the list of sites."""
+        version = self._version()
+        self.bring_up_to_date()
+        thread = threading.Thread(target=self._follow, args=(version,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+
+    def _version(self) -> tuple[int, int]:
+        status = (self.project.folder / FILE).stat()
+        return status.st_mtime_ns, status.st_ino
+
+    def _follow(self, version: tuple[int, int]) -> None:
+        while not self._stop.wait(WATCH):
+            try:
+                seen = self._version()
+                if seen != version:
+                    self.bring_up_to_date()
+                    version = seen
+            except (FedquitError, OSError) as error:  # the front refuses whom it must meanwhile
+                self.say(f"the list of sites could not be carried to the SuperLink and is tried again: {error}")
+                self._stop.wait(10 * WATCH)
+
+    def bring_up_to_date(self) -> None:
+        """Write who takes part for the server app, register new keys, and unregister those given up."""
+        sites = self.project.sites
+        hand_over(write_membership(self.state, sites.values()), self.app_user)
+        registered: dict[str, int | None] = read_json(self.memo) if self.memo.exists() else {}
+        for site in sites.values():
+            current = "" if site.revoked is not None else site.fingerprints[-1]
+            if current and current not in registered:
+                registered[current] = self._register(site)
+                write_private_json(self.memo, registered)
+            for fingerprint in site.fingerprints:
+                if fingerprint != current and registered.get(fingerprint) is not None:
+                    self._unregister(site, registered[fingerprint])
+                    registered[fingerprint] = None
+                    write_private_json(self.memo, registered)
+
+    def _register(self, site: Site) -> int | None:
+        public = load_pem_public_key(site.key_pem)
+        path = self.memo.parent / f"{site.name}.pub"
+        write_private(path, public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+        try:
+            node = self.control.register(NodeKey(path.with_suffix(""), path), site.name)
+        except DeploymentError as error:
+            if "already" not in str(error).lower():
+                raise
+            self.say(f"{site.name} is registered already.")
+            return None
+        self.say(f"{site.name} is registered as node {node}.")
+        return node
+
+    def _unregister(self, site: Site, node: int | None) -> None:
+        with contextlib.suppress(DeploymentError):  # the SuperLink may have forgotten it already
+            self.control.call("supernode", "unregister", str(node), "fedquit")
+        self.say(f"node {node} of {site.name} is unregistered.")
+
+
+# The site's side -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SiteRun:
+    """How a site's node is run."""
+
+    site: SiteFolder
+    home: Path  # what the client app keeps, and its owner's requests
+    config: Mapping[str, Value] = field(default_factory=dict)
+    app_user: AppUser | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where logs and what the app's process needs lie."""
+        return self.home / "flower"
+
+    def command(self, node: Node) -> list[str]:
+        """The command that runs the node and, beside it, the process that runs apps."""
+        site = self.site
+        tls = site.loopback()
+        run = self.folder / "run"
+        authority, secret = copy_for(self.app_user, run, tls.authority, site.secret())
+        home = hand_over(make_private_folder(run / "flower-home"), self.app_user)
+        flower = supernode_command(node, str(site.about["address"]), site.authority, tls)[1:]
+        closed = ["--trusted-entities", str(site.trust), "--isolation", "process"]
+        closed += ["--superexec-auth-secret-file", str(site.secret())]
+        supernode = [sys.executable, "-m", "fedquit.flower.closed.supernode", str(site.folder), *flower, *closed]
+        variables = {"FLWR_HOME": str(home.resolve())}
+        return pair_command(
+            [
+                _described(supernode, None, {}, self.folder),
+                _described(superexec_command(node.port, authority, secret), self.app_user, variables, run),
+            ]
+        )
+
+
+def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
+    """Run the node of a site and renew its certificate, until this process is interrupted.
+
+    Args:
+        run: what is run.
+        say: takes one sentence for the owner of the site.
+    """
+    site = SiteFolder(run.site.folder.resolve())
+    run = SiteRun(site, run.home.resolve(), run.config, run.app_user)
+    about = site.about
+    read_trust_file(site.trust)
+    if not run.home.exists():
+        hand_over(make_private_folder(run.home), run.app_user)
+    make_private_folder(run.folder)
+    if run.app_user:
+        run.folder.chmod(0o711)  # the app's process has a folder below
+    else:
+        say(SAME_USER)
+    require_access(run.home, run.app_user)
+    name = str(about["name"])
+    config: dict[str, Value] = {"fedquit-home": str(run.home), **run.config}
+    node = Node(name, free_ports(1)[0], config, site.node_key)
+    with ProcessGroup() as group:
+        process = SupervisedProcess(
+            group,
+            name,
+            run.command(node),
+            run.folder / "logs" / f"{name}.log",
+            environment(run.folder / "flower-home"),
+            backoff=FOR_EVER,
+            command_on_other_port=lambda: run.command(on_free_port(node)),
+            say=say,
+        )
+        say(f"{name} starts and goes to {about['address']}; its log is {process.log}.")
+        process.start()
+        try:
+            _keep_certificate(site, name, say)
+        finally:
+            process.stop()
+
+
+def _keep_certificate(site: SiteFolder, name: str, say: Say) -> None:
+    """Renew the certificate after half of its life, for ever; say it again and again when that fails."""
+    while True:
+        if not site.renewal_due():
+            time.sleep(WATCH)
+            continue
+        try:
+            site.renew()
+        except FedquitError as error:
+            days = site.seconds_left() / 86_400
+            say(f"warning: the certificate of {name} is valid for {days:.1f} more days and was not renewed: {error}")
+            time.sleep(min(RETRY_RENEWAL, max(WATCH, site.seconds_left() / 10)))
+        else:
+            say(f"{name} has a new certificate, valid for {site.seconds_left() / 86_400:.1f} days.")

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sites take part in a closed federation, as the server app reads it from its state directory.
+
+`fedquit flower serve --project` writes the file from the project's list of sites, and again after every change. Without
+the file every registered key is a client of its own, as in a deployment that is not closed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fedquit.errors import StoreError
+from fedquit.utils.files import read_json, write_secret
+
+FILE = "sites.json"
+
+
+class EnrolledSite(Protocol):
+    """What the server app must know of a site."""
+
+    @property
+    def name(self) -> str:
+        """As the operator enrolled it."""
+        ...
+
+    @property
+    def examples(self) -> int:
+        """How many examples it counts for at most."""
+        ...
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Of all keys that it has had, the oldest first."""
+        ...
+
+    @property
+    def revoked(self) -> float | None:
+        """When it was revoked, if it was."""
+        ...
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A site, as the server app knows it."""
+
+    name: str
+    examples: int
+    identity: str  # the fingerprint of its first key: it stays when its keys change
+
+
+def write_membership(state: Path, sites: Iterable[EnrolledSite]) -> Path:
+    """Write which sites take part; the file."""
+    listed = []
+    for site in sites:
+        entry = {
+            "name": site.name,
+            "examples": site.examples,
+            "keys": list(site.fingerprints),
+            "revoked": site.revoked is not None,
+        }
+        listed.append(entry)
+    path = state / FILE
+    write_secret(path, (json.dumps(listed, indent=2) + "\n").encode())
+    return path
+
+
+def read_membership(state: Path) -> dict[str, Membership] | None:
+    """The site of each key that is in use, by fingerprint; None where the federation is not closed."""
+    path = state / FILE
+    if not path.exists():
+        return None
+    try:
+        content = read_json(path)
+        if not isinstance(content, list):
+            raise TypeError(type(content).__name__)
+        in_use = [entry for entry in content if not entry["revoked"]]
+        return {e["keys"][-1]: Membership(e["name"], int(e["examples"]), e["keys"][0]) for e in in_use}
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{path} is not a list of sites: start `fedquit flower serve` again, which writes it."
+        ) from error

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A closed federation for tests: a project, sites, and whoever knocks at its front."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from pathlib import Path
+
+from fedquit.flower.closed.project import Project, Settings
+from fedquit.flower.closed.site_folder import SiteFolder
+from fedquit.flower.deploy.environment import LOOPBACK, free_ports
+
+CUT = (OSError, http.client.HTTPException)  # what a client sees whose connection is refused: ssl.SSLError is an OSError
+
+
+def new_project(folder: Path, seconds: float = 86_400.0) -> Project:
+    """A project on free ports of loopback, whose certificates are valid for so many seconds."""
+    port, superlink_port = free_ports(2)
+    return Project.init(folder, Settings(LOOPBACK, port, LOOPBACK, superlink_port, seconds / 86_400.0))
+
+
+def enrolled(project: Project, folder: Path, name: str, examples: int = 1000) -> SiteFolder:
+    """A site of the project."""
+    site = SiteFolder(folder)
+    site.join()
+    site.install(project.enrol(name, site.request.read_bytes(), examples))
+    return site
+
+
+def without_certificate(project: Project) -> ssl.SSLContext:
+    """A stranger who has the authority's certificate, which is no secret."""
+    return ssl.create_default_context(cafile=str(project.folder / "ca.crt"))
+
+
+def with_certificate(project: Project, pem: Path) -> ssl.SSLContext:
+    """Somebody who trusts the project's authority and shows the certificate of that file."""
+    context = without_certificate(project)
+    context.load_cert_chain(pem)
+    return context
+
+
+def connect(project: Project, context: ssl.SSLContext, timeout: float = 20.0) -> http.client.HTTPSConnection:
+    """A connection to the front, which is made with the first request."""
+    settings = project.settings
+    return http.client.HTTPSConnection(settings.host, settings.port, timeout=timeout, context=context)
+
+
+def post(
+    connection: http.client.HTTPConnection, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+) -> tuple[int, bytes]:
+    """The status and the body of the answer to a request."""
+    given = {"content-type": "application/protobuf", "accept": "application/protobuf", **(headers or {})}
+    connection.request("POST", path, body, given)
+    response = connection.getresponse()
+    return response.status, response.read()

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The front, on real sockets: who gets through the handshake, what is refused, renewal with lifetimes of seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("h11")
+from fedquit.flower.closed import front, rules
+from fedquit.flower.closed.authority import Authority, certificate_to_pem, key_to_pem, new_key
+from fedquit.flower.closed.project import Project
+from fedquit.flower.closed.site_folder import SiteFolder
+from fedquit.flower.closed.supernode import watch_certificate
+from fedquit.flower.deploy.errors import DeploymentError
+from flower.closed_world import CUT, connect, enrolled, new_project, post, with_certificate, without_certificate
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(120)]
+FLEET = "/v1/fleet/pull-messages"
+
+
+@contextlib.contextmanager
+def running(project: Project, log: Path) -> Iterator[None]:
+    """The project's front in a process of its own, as `fedquit flower serve` starts it; no SuperLink is behind it."""
+    settings = project.settings
+    command = [sys.executable, "-m", "fedquit.flower.closed.front", str(project.folder), str(log)]
+    with subprocess.Popen(command) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                with contextlib.suppress(OSError), socket.create_connection((settings.host, settings.port), 5):
+                    break
+                time.sleep(0.05)
+            yield
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return new_project(tmp_path / "project")
+
+
+@pytest.fixture
+def site(project: Project, tmp_path: Path) -> SiteFolder:
+    return enrolled(project, tmp_path / "hospital-0", "hospital-0")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "front.jsonl"
+
+
+def refusals(log: Path) -> list[str]:
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    reasons = [line.get("refused") or line.get("cut") or "" for line in lines]
+    return [reason for reason in reasons if "Connection" not in reason]  # `running` connects once to see if it is there
+
+
+def ask(project: Project, context: ssl.SSLContext, path: str, given: dict[str, str]) -> int:
+    """The status of the answer to one request."""
+    with contextlib.closing(connect(project, context)) as connection:
+        return post(connection, path, b"x", given)[0]
+
+
+def headers(project: Project, name: str = "hospital-0") -> dict[str, str]:
+    return {"flwr-public-key": project.sites[name].key}
+
+
+def test_a_site_gets_through_and_is_told_that_the_superlink_is_down(
+    project: Project, site: SiteFolder, log: Path
+) -> None:
+    with running(project, log), contextlib.closing(connect(project, site.context())) as connection:
+        assert post(connection, FLEET, b"x", headers(project))[0] == 503, "a SuperNode tries again"
+
+
+def test_nobody_else_gets_an_answer(project: Project, site: SiteFolder, log: Path, tmp_path: Path) -> None:
+    foreign = enrolled(new_project(tmp_path / "foreign"), tmp_path / "stranger", "hospital-0")
+    key = new_key()
+    authority = Authority.load(project.folder)
+    pems = {}
+    for use in ("client", "server"):  # of the project's own authority, but of no site
+        certificate = authority.issue("hospital-0", key.public_key(), 60, use)
+        pems[use] = tmp_path / f"{use}.pem"
+        pems[use].write_bytes(key_to_pem(key) + certificate_to_pem(certificate))
+    expired = tmp_path / "expired.pem"
+    certificate = authority.issue("hospital-0", key.public_key(), -1, "client")
+    expired.write_bytes(key_to_pem(key) + certificate_to_pem(certificate))
+    contexts = {
+        "no certificate": without_certificate(project),
+        "a foreign authority": with_certificate(project, foreign.tls),
+        "not enrolled": with_certificate(project, pems["client"]),
+        "a server's certificate": with_certificate(project, pems["server"]),
+        "expired": with_certificate(project, expired),
+    }
+    with running(project, log):
+        for context in contexts.values():
+            for path in (FLEET, "/v1/control/list-runs", rules.RENEW.decode()):
+                with pytest.raises(CUT):
+                    ask(project, context, path, headers(project))
+        old = ssl.create_default_context(cafile=str(project.folder / "ca.crt"))
+        old.load_cert_chain(site.tls)
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(CUT):
+            ask(project, old, FLEET, headers(project))
+        with contextlib.closing(connect(project, site.context())) as connection:
+            assert post(connection, FLEET, b"x", headers(project))[0] == 503, "the site still gets through"
+    assert len(refusals(log)) == 16, "each is written down"
+
+
+def test_a_site_is_refused_all_that_is_not_its_own(
+    project: Project, site: SiteFolder, log: Path, tmp_path: Path
+) -> None:
+    enrolled(project, tmp_path / "hospital-1", "hospital-1")
+    other = headers(project, "hospital-1")
+    own = headers(project)
+    big = {**own, "content-length": str(rules.MAX_BODY + 1)}
+    cases = [
+        ("/v1/control/start-run", own, 403),
+        ("/v1/control/stop-run", own, 403),
+        ("/v1/control/register-node", own, 403),
+        ("/v1/runtime/acquire-task", own, 403),
+        ("/v1/fleet/register-node", own, 403),
+        ("/openapi.json", own, 403),
+        (FLEET, other, 403),
+        (FLEET, {}, 403),
+        (FLEET, big, 413),
+        (FLEET, {**own, "transfer-encoding": "chunked"}, 411),
+    ]
+    with running(project, log):
+        for path, given, status in cases:
+            with contextlib.closing(connect(project, site.context())) as connection:
+                connection.putrequest("POST", path)
+                lengths = {} if "content-length" in given or "transfer-encoding" in given else {"content-length": "0"}
+                for name, value in {**lengths, **given}.items():
+                    connection.putheader(name, value)
+                connection.endheaders()
+                assert connection.getresponse().status == status, (path, given)
+
+
+def test_a_second_request_hidden_behind_the_first_is_not_passed_on(
+    project: Project, site: SiteFolder, log: Path
+) -> None:
+    settings = project.settings
+    key = project.sites["hospital-0"].key
+    head = f"POST {FLEET} HTTP/1.1\r\nhost: x\r\nflwr-public-key: {key}\r\n"
+    hidden = "POST /v1/control/stop-run HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+    both = "content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    two = "content-length: 4\r\ncontent-length: 5\r\n\r\nabcd"
+    with running(project, log):
+        for text in (head + both + hidden, head + two + hidden, hidden, "x" * 40_000):
+            raw = socket.create_connection((settings.host, settings.port), 20)
+            with contextlib.closing(site.context().wrap_socket(raw, server_hostname=settings.host)) as tls:
+                with contextlib.suppress(OSError):
+                    tls.sendall(text.encode())
+                answer = b""
+                with contextlib.suppress(OSError):
+                    while piece := tls.recv(65_536):
+                        answer += piece
+            assert not answer or answer.split()[1] in (b"400", b"403", b"411"), answer
+            assert b"200" not in answer[:20]
+
+
+def test_a_revoked_site_is_cut_off_while_it_is_connected(project: Project, site: SiteFolder, log: Path) -> None:
+    with running(project, log), contextlib.closing(connect(project, site.context())) as connection:
+        connection.connect()
+        time.sleep(0.2)
+        project.revoke("hospital-0")
+        connection.sock.settimeout(20)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            assert connection.sock.recv(1) == b"", "nobody sent anything, and the connection ended"
+        with pytest.raises(CUT):
+            ask(project, site.context(), FLEET, headers(project))
+        with pytest.raises(DeploymentError, match="gave no new certificate"):
+            site.renew()
+
+
+def test_the_number_of_connections_is_bounded(project: Project, site: SiteFolder, log: Path) -> None:
+    settings = project.settings
+    with running(project, log), contextlib.ExitStack() as stack:
+        for _ in range(front.MAX_CONNECTIONS):
+            connection = stack.enter_context(contextlib.closing(connect(project, site.context())))
+            connection.connect()
+        time.sleep(0.5)
+        with pytest.raises(CUT):
+            ask(project, site.context(), FLEET, headers(project))
+        for _ in range(front.MAX_HANDSHAKES_OF_PEER):
+            silent = socket.create_connection((settings.host, settings.port), 20)
+            stack.enter_context(contextlib.closing(silent))
+        time.sleep(0.5)
+        last = stack.enter_context(contextlib.closing(socket.create_connection((settings.host, settings.port), 20)))
+        with contextlib.suppress(ConnectionError):
+            assert last.recv(1) == b"", "it is closed at once"
+    assert {"too many connections at once", "too many handshakes at once"} <= set(refusals(log))
+
+
+def test_certificates_of_seconds_are_renewed_without_a_restart(tmp_path: Path, log: Path) -> None:
+    project = new_project(tmp_path / "project", seconds=6.0)
+    site = enrolled(project, tmp_path / "hospital-0", "hospital-0")
+    idle = enrolled(project, tmp_path / "hospital-1", "hospital-1")
+    first, idle_context = site.tls.read_bytes(), idle.context()
+    context = site.context()  # as a SuperNode has it: one for all of its life
+    stop = threading.Event()
+    watcher = threading.Thread(target=watch_certificate, args=(site, context, stop))
+    watcher.start()
+    with running(project, log):
+        server_certificates = set()
+        open_connection = connect(project, idle_context)
+        open_connection.connect()
+        end = time.monotonic() + 9.0
+        while time.monotonic() < end:
+            if site.renewal_due():
+                site.renew()
+            with contextlib.closing(connect(project, context)) as connection:
+                assert post(connection, FLEET, b"x", headers(project))[0] == 503
+                connection.connect()
+                server_certificates.add(connection.sock.getpeercert(True))
+            time.sleep(0.2)
+        assert site.tls.read_bytes() != first
+        assert len(server_certificates) > 1, "the front renewed its own"
+        assert idle.seconds_left() < 0
+        with pytest.raises(CUT):  # the connection was opened in time, and outlived its certificate
+            post(open_connection, FLEET, b"x", headers(project, "hospital-1"))
+        open_connection.close()
+        with pytest.raises(CUT):
+            ask(project, idle_context, FLEET, headers(project, "hospital-1"))
+        with pytest.raises(DeploymentError, match="has expired: run `fedquit flower join"):
+            idle.renew()
+        idle.join()
+        idle.install(project.rotate("hospital-1", idle.request.read_bytes()))
+        time.sleep(1.0)
+        with contextlib.closing(connect(project, idle.context())) as connection:
+            assert post(connection, FLEET, b"x", headers(project, "hospital-1"))[0] == 503, "it is back"
+    stop.set()
+    watcher.join()
+
+
+def test_a_rotated_site_is_refused_with_its_old_certificate_and_key(
+    project: Project, site: SiteFolder, log: Path
+) -> None:
+    old_context, old_headers = site.context(), headers(project)
+    site.join(new=True)
+    site.install(project.rotate("hospital-0", site.request.read_bytes()))
+    with running(project, log):
+        with pytest.raises(CUT):
+            ask(project, old_context, FLEET, old_headers)
+        with contextlib.closing(connect(project, site.context())) as connection:
+            assert post(connection, FLEET, b"", old_headers)[0] == 403
+        with contextlib.closing(connect(project, site.context())) as connection:
+            assert post(connection, FLEET, b"", headers(project))[0] == 503

@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is a member of a closed federation: requests, certificates, bundles, the list of sites, signed apps."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import os
+import re
+import stat
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography")
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from typer.testing import CliRunner
+
+from fedquit.cli import app as fedquit
+from fedquit.errors import InputError, StoreError
+from fedquit.flower.closed import apps, bundle, requests, rules, sites
+from fedquit.flower.closed.app_user import AppUser, copy_for, require_access
+from fedquit.flower.closed.authority import new_key
+from fedquit.flower.closed.bundle import Bundle
+from fedquit.flower.closed.private_files import make_private_folder
+from fedquit.flower.closed.project import Project, Settings
+from fedquit.flower.closed.site_folder import SiteFolder
+from fedquit.flower.deploy.keys import make_node_key
+
+pytestmark = pytest.mark.flower
+ROOT = Path(__file__).parents[2]
+NOW = 2_000_000_000.0
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project.init(tmp_path / "project", Settings("127.0.0.1"))
+
+
+def site(tmp_path: Path, name: str) -> SiteFolder:
+    folder = SiteFolder(tmp_path / name)
+    folder.join()
+    return folder
+
+
+def enrolled(project: Project, tmp_path: Path, name: str, examples: int = 10) -> SiteFolder:
+    folder = site(tmp_path, name)
+    folder.install(project.enrol(name, folder.request.read_bytes(), examples))
+    return folder
+
+
+def modes(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): oct(stat.S_IMODE(p.stat().st_mode)) for p in [folder, *folder.rglob("*")]}
+
+
+# The request ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_names_a_node_key_only_if_that_key_signed_it() -> None:
+    own, other = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    tls = new_key()
+    asked = requests.read_request(requests.make_request(tls, own))
+    assert (asked.node_key, asked.tls_key) == (own.public_key(), tls.public_key())
+
+    class Stolen(ec.EllipticCurvePrivateKey):  # signs with its own key and names the other site's
+        def sign(self, *args: object) -> bytes:
+            return own.sign(*args)  # type: ignore[arg-type]
+
+        def public_key(self) -> ec.EllipticCurvePublicKey:
+            return other.public_key()
+
+    Stolen.__abstractmethods__ = frozenset()
+    with pytest.raises(InputError, match="not signed by the node key that it names"):
+        requests.read_request(requests.make_request(tls, Stolen()))  # type: ignore[abstract]
+
+
+def test_a_request_must_be_whole_and_of_the_right_kind() -> None:
+    node = ec.generate_private_key(ec.SECP384R1())
+    good = requests.make_request(new_key(), node)
+    for bad in (b"", b"hello", good[:200], good + b" " * requests.MAX_REQUEST):
+        with pytest.raises(InputError, match="fedquit flower join"):
+            requests.read_request(bad)
+    with pytest.raises(InputError, match="P-384"):
+        requests.read_request(requests.make_request(new_key(), new_key()))
+    with pytest.raises(InputError, match="P-256"):
+        requests.read_request(requests.make_request(node, node))
+
+
+# The operator's list -------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_closed_to_other_users(project: Project, tmp_path: Path) -> None:
+    folder = enrolled(project, tmp_path, "hospital-0").folder
+    SiteFolder(folder).loopback()
+    SiteFolder(folder).secret()
+    for place in (project.folder, folder):
+        for name, mode in modes(place).items():
+            expected = "0o700" if (place / name).is_dir() or name == "start.sh" else "0o600"
+            assert mode == expected, name
+
+
+def test_private_keys_are_in_no_bundle(project: Project, tmp_path: Path) -> None:
+    folder = site(tmp_path, "hospital-0")
+    packed = project.enrol("hospital-0", folder.request.read_bytes(), 10).pack()
+    assert b"PRIVATE" not in packed
+    assert b"PRIVATE" not in folder.request.read_bytes()
+    assert Bundle.unpack(packed).address == "127.0.0.1:9443"
+
+
+def test_a_name_and_a_node_key_are_of_one_site_for_ever(project: Project, tmp_path: Path) -> None:
+    first = enrolled(project, tmp_path, "hospital-0")
+    second = site(tmp_path, "hospital-1")
+    with pytest.raises(InputError, match="there is a site hospital-0 already"):
+        project.enrol("hospital-0", second.request.read_bytes(), 10)
+    with pytest.raises(InputError, match="is that of hospital-0"):
+        project.enrol("hospital-2", first.request.read_bytes(), 10)
+    project.revoke("hospital-0")
+    with pytest.raises(InputError, match="there is a site hospital-0 already"):
+        project.enrol("hospital-0", second.request.read_bytes(), 10)
+    with pytest.raises(InputError, match="is that of hospital-0"):
+        project.enrol("hospital-2", first.request.read_bytes(), 10)
+    assert list(project.sites) == ["hospital-0"]
+
+
+@pytest.mark.parametrize("name", ["", "Hospital", "a/b", "..", "a b", "-a", "a" * 64, "a\nb"])
+def test_a_name_is_a_plain_word(name: str, project: Project, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no name of a site"):
+        project.enrol(name, site(tmp_path, "x").request.read_bytes(), 10)
+
+
+def test_a_rotated_site_is_the_same_site_and_its_old_key_counts_no_more(project: Project, tmp_path: Path) -> None:
+    folder = enrolled(project, tmp_path, "hospital-0", examples=7)
+    before = project.sites["hospital-0"]
+    folder.join(new=True)
+    folder.install(project.rotate("hospital-0", folder.request.read_bytes()))
+    after = project.sites["hospital-0"]
+    assert after.keys[0] == before.key
+    assert after.key != before.key
+    assert after.fingerprints[0] == before.fingerprints[0], "its identity stays"
+    assert (after.examples, len(after.certificates)) == (7, 1)
+    assert after.certificate(before.certificates[0].sha256) is None, "the old certificate is refused"
+    kept = list(folder.folder.glob("node.key.until-*"))
+    assert len(kept) == 1, "the old key is kept beside the new one"
+
+
+def test_a_node_of_before_keeps_its_identity_when_it_joins_with_its_key(project: Project, tmp_path: Path) -> None:
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    from fedquit.flower.identity import fingerprint
+
+    folder = make_private_folder(tmp_path / "site")
+    public = load_ssh_public_key(make_node_key(folder, "node.key").public.read_bytes())
+    enrolled(project, tmp_path, "site")
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    known_as = fingerprint(public_key_to_bytes(public))  # the bytes that the SuperLink knows a node by
+    assert project.sites["site"].fingerprints == (known_as,)
+
+
+def test_a_site_cannot_go_back_to_a_key_that_it_gave_up(project: Project, tmp_path: Path) -> None:
+    folder = enrolled(project, tmp_path, "hospital-0")
+    old = folder.request.read_bytes()
+    folder.join(new=True)
+    project.rotate("hospital-0", folder.request.read_bytes())
+    with pytest.raises(InputError, match="gave up this node key"):
+        project.rotate("hospital-0", old)
+
+
+def test_a_rotation_with_the_same_node_key_is_a_new_certificate_only(project: Project, tmp_path: Path) -> None:
+    folder = enrolled(project, tmp_path, "hospital-0")
+    folder.join()
+    folder.install(project.rotate("hospital-0", folder.request.read_bytes()))
+    assert len(project.sites["hospital-0"].keys) == 1
+
+
+def test_renewal_needs_the_node_key_in_use_and_never_a_revoked_site(project: Project, tmp_path: Path) -> None:
+    folder = enrolled(project, tmp_path, "hospital-0")
+    other = site(tmp_path, "other")
+    with pytest.raises(InputError, match="another node key"):
+        project.renew("hospital-0", other.request.read_bytes())
+    for _ in range(6):
+        project.renew("hospital-0", folder.request.read_bytes())
+    assert len(project.sites["hospital-0"].certificates) == sites.MAX_CERTIFICATES
+    project.revoke("hospital-0")
+    with pytest.raises(InputError, match="was revoked"):
+        project.renew("hospital-0", folder.request.read_bytes())
+    with pytest.raises(InputError, match="was revoked"):
+        project.rotate("hospital-0", other.request.read_bytes())
+    with pytest.raises(InputError, match="no site 'hospital-9'"):
+        project.revoke("hospital-9")
+
+
+def test_a_full_disk_during_enrolment_admits_nobody(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = site(tmp_path, "hospital-0")
+    out = tmp_path / "hospital-0.tar"
+    words = ["flower", "enrol", "hospital-0", str(folder.request), "--project", str(project.folder), "--examples", "3"]
+    command = [*words, "--out", str(out)]
+    real = os.fsync
+    for allowed in range(3):
+        left = [allowed]
+
+        def full(descriptor: int, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(28, "No space left on device")
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", full)
+        result = CliRunner().invoke(fedquit, command)
+        if result.exit_code == 0:
+            break
+        assert project.sites == {}
+        assert not out.exists()
+    monkeypatch.setattr(os, "fsync", real)
+    assert CliRunner().invoke(fedquit, command).exit_code == 0
+    assert list(project.sites) == ["hospital-0"]
+
+
+def test_a_list_of_sites_that_cannot_be_read_is_an_error_and_not_an_empty_list(project: Project) -> None:
+    for content in ("", "[]", "{}", '{"version": 1, "sites": [{"name": "x"}]}'):
+        (project.folder / "sites.json").write_text(content)
+        with pytest.raises(StoreError) as caught:
+            _ = project.sites
+        assert "restore it from a" in str(caught.value)
+
+
+def test_a_project_is_made_once(project: Project, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not empty"):
+        Project.init(project.folder, Settings("127.0.0.1"))
+    (project.folder / "ca.key").unlink()
+    with pytest.raises(InputError, match=r"has no ca\.key"):
+        Project.open(project.folder)
+    for host in ("a b", "", 'x"\ny', "-"):
+        with pytest.raises(InputError, match="is no host"):
+            Settings(host)
+
+
+# The site's side -----------------------------------------------------------------------------------------------------
+
+
+def test_a_bundle_must_answer_the_site_s_own_request_and_be_of_its_project(project: Project, tmp_path: Path) -> None:
+    own, other = site(tmp_path, "own"), site(tmp_path, "other")
+    foreign = Project.init(tmp_path / "foreign", Settings("127.0.0.1"))
+    answer = project.enrol("other", other.request.read_bytes(), 1)
+    with pytest.raises(InputError, match="for another request"):
+        own.install(answer)
+    own.install(project.enrol("own", own.request.read_bytes(), 1))
+    own.join()
+    with pytest.raises(InputError, match="of another project"):
+        own.install(foreign.enrol("own", own.request.read_bytes(), 1))
+    good = project.rotate("own", own.request.read_bytes())
+    forged = Bundle(
+        good.name, good.address, 1, foreign.rotate("own", own.request.read_bytes()).certificate, *_rest(good)
+    )
+    with pytest.raises(InputError, match="not signed by the project's authority"):
+        own.install(forged)
+
+
+def _rest(good: Bundle) -> tuple[bytes, bytes]:
+    return good.authority, good.trust
+
+
+def test_an_empty_trust_file_is_an_error(project: Project, tmp_path: Path) -> None:
+    folder = site(tmp_path, "hospital-0")
+    good = project.enrol("hospital-0", folder.request.read_bytes(), 1)
+    for trust in (b"", b"{}\n", b"# nobody\n"):
+        with pytest.raises(StoreError, match="trusts nobody"):
+            folder.install(Bundle(good.name, good.address, 1, good.certificate, good.authority, trust))
+    assert not folder.trust.exists()
+    folder.install(good)
+    project.trust.write_text("{}\n")
+    with pytest.raises(StoreError, match="trusts nobody"):
+        project.enrol("hospital-1", site(tmp_path, "other").request.read_bytes(), 1)
+
+
+def test_a_bundle_with_odd_members_writes_nothing(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name in bundle.FILES:
+            entry = tarfile.TarInfo(name)
+            entry.type = tarfile.SYMTYPE
+            entry.linkname = "/etc/passwd"
+            tar.addfile(entry)
+    for content in (buffer.getvalue(), b"", b"x" * 2000):
+        with pytest.raises(InputError, match="is no bundle"):
+            Bundle.unpack(content)
+
+
+def test_a_certificate_is_due_for_renewal_after_half_of_its_life(tmp_path: Path) -> None:
+    project = Project.init(tmp_path / "project", Settings("127.0.0.1", certificate_days=2.0 / 86_400))
+    folder = enrolled(project, tmp_path, "hospital-0")
+    left = folder.certificate().not_valid_after_utc.timestamp() - time.time()
+    assert left <= 2.0
+    time.sleep(max(0.0, left - 0.9))
+    assert folder.renewal_due()
+    day = Project.init(tmp_path / "day", Settings("127.0.0.1", certificate_days=1.0))
+    assert not enrolled(day, tmp_path, "hospital-1").renewal_due()
+
+
+# What a site may ask for ---------------------------------------------------------------------------------------------
+
+
+def request(
+    member: sites.Site, target: bytes, method: bytes = b"POST", extra: tuple[tuple[bytes, bytes], ...] = ()
+) -> rules.Refusal | int:
+    headers = ((b"content-length", b"5"), (b"flwr-public-key", member.key.encode()), *extra)
+    return rules.judge(member, method, target, headers)
+
+
+@pytest.fixture
+def member(project: Project, tmp_path: Path) -> sites.Site:
+    enrolled(project, tmp_path, "hospital-0")
+    return project.sites["hospital-0"]
+
+
+def test_only_the_fleet_paths_and_the_renewal_pass(member: sites.Site) -> None:
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    for path in [*rules.FLEET_PATHS, rules.RENEW]:
+        assert request(member, path) == 5
+    used = {path.encode() for path in re.findall(r'"(/v1/fleet/.*?)"', inspect.getsource(FleetHttpClient))}
+    assert used - rules.FLEET_PATHS == {b"/v1/fleet/register-node", b"/v1/fleet/unregister-node"}
+    assert used >= rules.FLEET_PATHS, "each is one that a SuperNode of the pinned Flower asks for"
+    refused = [
+        b"/v1/fleet/register-node",
+        b"/v1/fleet/unregister-node",
+        b"/v1/control/start-run",
+        b"/v1/runtime/acquire-task",
+        b"/health",
+        b"/docs",
+        b"/v1/fleet/get-run?x",
+        b"/v1/fleet/%67et-run",
+        b"/v1/fleet/get-run/../../control/stop-run",
+        b"//v1/fleet/get-run",
+        b"https://127.0.0.1/v1/fleet/get-run",
+    ]
+    for path in refused:
+        assert request(member, path) == rules.Refusal(403, "no such path for sites"), path
+    assert isinstance(request(member, b"/v1/fleet/get-run", b"GET"), rules.Refusal)
+
+
+def test_the_header_must_name_the_site_s_own_key_once_and_the_body_one_length(member: sites.Site) -> None:
+    path = b"/v1/fleet/get-run"
+    key, length = (b"flwr-public-key", member.key.encode()), (b"content-length", b"5")
+    assert rules.judge(member, b"POST", path, [key, length]) == 5
+    bad = {
+        403: [[length], [(key[0], b"x"), length], [key, key, length], [(key[0], key[1].lower()), length]],
+        411: [
+            [key],
+            [key, length, length],
+            [key, (b"content-length", b"-1")],
+            [key, length, (b"transfer-encoding", b"")],
+        ],
+        413: [[key, (b"content-length", str(rules.MAX_BODY + 1).encode())], [key, (b"content-length", b"9" * 40)]],
+        400: [[key, length, (b"flwr-timestamp", b"1"), (b"flwr-timestamp", b"2")]],
+    }
+    for status, cases in bad.items():
+        for headers in cases:
+            decision = rules.judge(member, b"POST", path, headers)
+            assert isinstance(decision, rules.Refusal), headers
+            assert decision.status == status, headers
+
+
+def test_a_certificate_counts_until_it_expires_or_its_site_is_revoked(project: Project, member: sites.Site) -> None:
+    (certificate,) = member.certificates
+    known = {"hospital-0": member}
+    assert rules.find_site(known, certificate.sha256, certificate.not_after - 1) == member
+    assert isinstance(rules.find_site(known, certificate.sha256, certificate.not_after), rules.Refusal)
+    assert isinstance(rules.find_site(known, "0" * 64, 0.0), rules.Refusal)
+    project.revoke("hospital-0")
+    assert isinstance(rules.find_site(project.sites, certificate.sha256, 0.0), rules.Refusal)
+
+
+# Signed apps ---------------------------------------------------------------------------------------------------------
+
+
+def test_flower_s_own_check_accepts_what_is_signed_and_nothing_else(project: Project, tmp_path: Path) -> None:
+    from flwr.supercore.fab import Fab
+    from flwr.supernode.start_client_internal import _verify_fab
+
+    app = ROOT / "examples" / "flower_app"
+    key = apps.load_release_key(project.folder / "release.key")
+    content = apps.archive(app)
+    digest = apps.sign(app, key, project.apps)
+    trusted = dict(line.split(": ", 1) for line in project.trust.read_text().splitlines())
+    entities = {name: line.strip("'") for name, line in trusted.items()}
+
+    def verified(signatures: dict[str, str], content: bytes = content) -> bool:
+        import hashlib
+
+        return bool(_verify_fab(Fab(hashlib.sha256(content).hexdigest(), content, signatures), entities))
+
+    signed = apps.signatures(digest, project.apps)
+    assert verified(signed)
+    assert not verified({})
+    assert not verified(signed, content + b"x"), "another app"
+    stranger = apps.make_release_key(tmp_path / "stranger.key")
+    apps.sign(app, stranger, tmp_path)
+    (name,) = entities
+    forged = apps.signatures(digest, tmp_path)
+    assert not verified(forged)
+    assert not verified({name: next(iter(forged.values()))}), "the stranger's signature under the trusted name"
+    assert apps.signatures("../" + digest[3:], project.apps) == {}
+
+
+def test_an_app_is_signed_with_a_key_that_the_sites_trust(project: Project, tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger.key"
+    apps.make_release_key(stranger)
+    words = ["flower", "sign", str(ROOT / "examples" / "flower_app"), "--project", str(project.folder)]
+    result = CliRunner().invoke(fedquit, [*words, "--key", str(stranger)])
+    assert isinstance(result.exception, InputError)
+    assert "do not trust this key" in str(result.exception)
+    assert not list(project.apps.iterdir())
+
+
+# The command line ----------------------------------------------------------------------------------------------------
+
+
+def test_the_operator_compares_the_fingerprint_that_the_site_tells(project: Project, tmp_path: Path) -> None:
+    folder = SiteFolder(tmp_path / "site")
+    told = folder.join()
+    words = ["flower", "enrol", "hospital-0", str(folder.request), "--project", str(project.folder), "--examples", "3"]
+    out = ["--out", str(tmp_path / "b.tar")]
+    wrong = CliRunner().invoke(fedquit, [*words, *out, "--fingerprint", "0000" + told[4:]])
+    assert "not the one that the site made" in str(wrong.exception)
+    assert project.sites == {}
+    right = CliRunner().invoke(fedquit, [*words, *out, "--fingerprint", told.upper()])
+    assert right.exit_code == 0, right.output
+    assert project.sites["hospital-0"].examples == 3
+    content = json.loads((project.folder / "sites.json").read_text())
+    assert content["sites"][0]["name"] == "hospital-0"
+
+
+def test_a_certificate_is_for_clients_of_this_project_only(project: Project, tmp_path: Path) -> None:
+    certificate = enrolled(project, tmp_path, "hospital-0").certificate()
+    use = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert [o.dotted_string for o in use] == ["1.3.6.1.5.5.7.3.2"]
+    assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+# The user who runs app code ------------------------------------------------------------------------------------------
+
+
+def test_only_root_can_run_apps_as_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(InputError, match="only root can run app code as another user"):
+        AppUser.named("nobody")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(InputError, match="there is no user"):
+        AppUser.named("no-such-user-here")
+    with pytest.raises(InputError, match="must not run as root"):
+        AppUser.named("root")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_user_of_apps_gets_copies_and_cannot_read_the_keys(project: Project, tmp_path: Path) -> None:
+    user = AppUser.named("nobody")
+    folder = tmp_path / "run"
+    (copy,) = copy_for(user, folder, project.secret)
+    assert (folder.stat().st_uid, copy.stat().st_uid) == (user.uid, user.uid)
+    assert modes(folder) == {".": "0o700", "superexec.secret": "0o600"}
+    readable = ["cat", str(project.folder / "ca.key")]
+    done = subprocess.run(readable, user=user.uid, group=user.gid, extra_groups=[], capture_output=True, check=False)
+    assert done.returncode != 0
+    with pytest.raises(InputError, match=r"cannot (write in|run)"):
+        require_access(project.folder, user)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a member of a closed federation can do to the others with well-formed replies, and what stops it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+from fedquit.core import Params, Reply
+from fedquit.flower.identity import fingerprint
+from fedquit.flower.judgement import counted_examples, judged_reply
+from fedquit.flower.membership import write_membership
+from flower.grid_world import MakeWorld, Setup, lines
+from flower.test_refusals import reworded, said_of_itself
+
+pytestmark = pytest.mark.flower
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A site, as the operator's list has it."""
+
+    name: str
+    examples: int
+    fingerprints: tuple[str, ...]
+    revoked: float | None = None
+
+
+def close(setup: Setup, revoked: Sequence[int] = ()) -> None:
+    """Make the federation closed: each client is a site that was enrolled with the examples that it has."""
+    state = setup.folder / "state"
+    state.mkdir(parents=True, exist_ok=True)
+    sites = []
+    for client in setup.data.clients:
+        key = fingerprint(f"public key of {client}".encode())
+        when = 1.0 if client in revoked else None
+        sites.append(Enrolled(f"hospital-{client}", len(setup.data.train[client]), (key,), when))
+    write_membership(state, sites)
+
+
+def distance(one: Params, other: Params) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def clients(folder: Path) -> dict[str, int]:
+    return {m["name"]: m["examples"] for m in json.loads((folder / "state" / "clients.json").read_text())}
+
+
+def test_a_reply_counts_for_no_more_examples_than_its_site_was_enrolled_with() -> None:
+    assert counted_examples(10**12, 40) == 40
+    assert counted_examples(7, 40) == 7, "a site may use fewer"
+    assert counted_examples(10**12, None) == 10**12, "nothing is known of it where the federation is not closed"
+    reply = Reply(3, {"w": torch.ones(2)}, 10**12, 0.5)
+    assert judged_reply(reply, 40) == Reply(3, reply.params, 40, 0.5)
+
+
+def test_an_inflated_number_of_examples_does_not_replace_the_model(make: MakeWorld) -> None:
+    honest, lying, open_door = make("honest"), make("lying"), make("open")
+    for setup in (honest, lying):
+        close(setup)
+    for setup in (lying, open_door):
+        setup.node_of(1).spoil = reworded(examples=10**12)
+    expected = honest.serve(honest.config()).params
+    assert distance(lying.serve(lying.config()).params, expected) == 0.0, "it counts as if it had told the truth"
+    assert distance(open_door.serve(open_door.config()).params, expected) > 1e-3, "and otherwise its model is the mean"
+
+
+def test_what_a_node_says_of_itself_is_bounded_in_the_same_way(make: MakeWorld) -> None:
+    setup = make()
+    close(setup)
+    setup.node_of(1).spoil = said_of_itself(examples=10**9)
+    setup.serve(setup.config())
+    assert clients(setup.folder)["hospital-1"] == len(setup.data.train[1])
+    assert any("hospital-1 says that it has 1000000000 examples and counts for" in line for line in lines(setup.folder))
+
+
+def test_a_revoked_site_and_a_key_of_nobody_are_asked_nothing(make: MakeWorld) -> None:
+    setup = make()
+    close(setup, revoked=[2])
+    setup.node_of(0).key = b"a key that somebody else registered"
+    setup.serve(setup.config())
+    for client in (0, 2):
+        assert setup.node_of(client).asked == []
+        assert f"hospital-{client}" not in clients(setup.folder)
+    assert setup.node_of(1).asked
+
+
+def test_a_site_that_is_revoked_during_a_run_is_asked_no_more(make: MakeWorld) -> None:
+    setup = make()
+    close(setup)
+    node = setup.node_of(2)
+    asked_before: list[int] = []
+
+    def evaluate(_: Params) -> float:
+        if not asked_before:
+            close(setup, revoked=[2])
+            asked_before.append(len(node.asked))
+        return 50.0
+
+    setup.serve(setup.config(), evaluate=evaluate)
+    assert asked_before == [len(node.asked)]
+    assert "train.fedquit" in node.asked, "it took part until then"
