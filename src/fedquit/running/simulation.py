@@ -128,7 +128,6 @@ class Simulation:
         self.data = data
         folder = self._event_folder
         self.memories = Memories.open(folder / "joining", self.memories, self.setup.device)
-        self._has_memories = True
         return self._train(StateFile(folder / "joined.safetensors"), rounds, "Training with the clients that joined")
 
     def enrol(self, client: ClientId, data: FederatedData) -> None:
