@@ -18,8 +18,11 @@ from fedquit.audit.evaluation import BINS, SETS, Evaluation, accuracy
 from fedquit.cli import app
 from fedquit.core import Params, Request
 from fedquit.data.federated import Dataset, FederatedData
+from fedquit.results.folders import OWNER_FOLDER
+from fedquit.results.words import exposed
 from fedquit.running.costs import Costs
-from fedquit.running.runner import run
+from fedquit.running.runner import evaluation_of, run
+from fedquit.running.setup import build_setup
 from worlds import tiny
 
 
@@ -188,6 +191,7 @@ MEASURED_BY = {  # other fields are called as what measures them
     r"(natural_|retrain_longer_)?auc\w*": "auc",
     r"entropy_ks\w*": "entropy_ks",
     r"holdout_(verdict|reason|margin|needed|size|halves)|forget_size|tail_p|original_auc_low": "holdout_null",
+    r"exposed_(at_least|named)": "holdout_null",
     r"canary_.+": "one_run_audit",
     r"leakage_.+": "leakage",
     r"forget_js": "js_divergence",
@@ -204,3 +208,45 @@ def test_the_list_names_what_measures_every_field_of_a_row() -> None:
     for field in named_in_the_docs() - NOT_MEASURED:
         found = [match.expand(name) for how, name in MEASURED_BY.items() if (match := re.fullmatch(how, field))]
         assert (found or [field])[0] in listed
+
+
+def test_exposed_samples_are_counted_for_the_operator_and_named_for_their_owner_alone(tmp_path: Path) -> None:
+    recipe = tiny(request=[{"clients": [0, 1]}], data={"holdout": 0.2}, recover={"until": "rounds", "max_rounds": 1})
+    rows = {row["phase"]: row for row in run(recipe, tmp_path / "run")["rows"]}
+    judged = evaluation_of(build_setup(recipe))
+    folder = tmp_path / "run" / OWNER_FOLDER
+    assert folder.stat().st_mode & 0o777 == 0o700, "nobody else may read it"
+    files = [json.loads((folder / f"client-{client}-request-0.json").read_text()) for client in (0, 1)]
+    named = 0
+    for client, file in enumerate(files):
+        assert (file["client"], file["request"], file["models"]) == (client, 0, 1)
+        numbers = [sample["sample"] for sample in file["samples"]]
+        assert sorted(numbers) == list(range(len(judged.data.train[client])))
+        assert [sample["p"] for sample in file["samples"]] == sorted(sample["p"] for sample in file["samples"])
+        named += sum(sample["exposed"] == "remembered" for sample in file["samples"])
+    assert named == rows["recovered"]["exposed_named"]
+    assert 0 <= rows["recovered"]["exposed_at_least"] <= rows["recovered"]["forget_size"]
+    for other in (tmp_path / "run").rglob("*.json"):
+        assert other.parent == folder or '"sample"' not in other.read_text(), other
+
+
+def test_the_sample_that_stands_out_is_the_one_that_is_named() -> None:
+    """Forgotten samples under a model that knows all of them, and none of the hold-out, by heart."""
+    judged = evaluation()
+    by_client = judged.exposed_by_client(scaled(1.0))
+    scores = {pair: i for i, pair in enumerate(judged.forget_samples())}
+    forget = judged._scores("forget", scaled(1.0))
+    assert forget is not None
+    for client, samples in by_client.items():
+        assert [sample["phi"] for sample in samples] == [forget.phi[scores[client, s["sample"]]] for s in samples]
+        assert sum(s["exposed"] == "remembered" for s in samples) >= 20, "25 are known by heart"
+    assert evaluation(holdout=False).exposed_by_client(scaled(1.0)) == {}
+
+
+def test_exposed_samples_in_a_sentence() -> None:
+    found = {"exposed_at_least": 12, "exposed_named": 3, "forget_size": 400}
+    assert exposed(found).startswith(
+        "At least 12 of the 400 forgotten samples are still exposed (95 % confidence); 3 can"
+    )
+    assert exposed(found | {"exposed_at_least": 0, "exposed_named": 0}).endswith("cannot be told from this model.")
+    assert exposed({"forget_size": 400}) == "", "older results"

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedquit.cli.runs import _print_paired
 from fedquit.inference.gaps import Margin
 from fedquit.results.comparison import Comparison, Outcome, build_comparison
 from fedquit.results.path import durability, last_rounds, last_window
+from fedquit.results.quantities import PairedDifference
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import AVERAGED
 from fedquit.results.summary import MethodSummary
@@ -406,3 +408,17 @@ def test_single_clients_are_judged_by_the_spread_of_their_own_retrains() -> None
 def test_a_single_client_of_a_null_method_lies_outside_in_about_five_percent() -> None:
     outside = [c.outside for seed in range(60) for c in simulated(7000 + seed).methods["null"].clients.values()]
     assert np.mean(outside) == pytest.approx(0.05, abs=3 * (0.05 * 0.95 / len(outside)) ** 0.5)
+
+
+def test_a_pair_of_methods_that_is_not_told_apart_is_open_and_not_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    def line(method: str, mean: float, *, different: bool) -> MethodSummary:
+        pair = PairedDifference(mean, mean - 1, mean + 1, None, None, units=5, different=different)
+        return MethodSummary(method, "recovered", runs=5, against_first={"forget_acc": pair})
+
+    first = MethodSummary("first", "recovered", runs=5)
+    lines = [line("a", 3.0, different=True), line("b", -3.0, different=True), line("c", 0.5, different=False)]
+    _print_paired([first, *lines])
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "a: forget gap +3.0 points against first's (95 % interval +2.0 to +4.0): farther from Retrain"
+    assert said[1].endswith(": nearer to Retrain")
+    assert said[2].endswith("(95 % interval -0.5 to +1.5): cannot tell")

@@ -26,6 +26,7 @@ from fedquit.core import Model, Params, Request, Task
 from fedquit.core.params import fingerprint
 from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.engine import Address, Examples, run_client
+from fedquit.inference.exposed import exposed_samples
 from fedquit.inference.trace import MARGIN, Trace
 
 Set = Literal["test", "retain", "forget", "holdout", "retain_part"]
@@ -94,6 +95,30 @@ class Evaluation:
             marked = self.data.view(client, "forget").tolist()
             samples += [(client, numbers[position]) for position in marked]
         return samples
+
+    def exposed_by_client(self, params: Params) -> dict[int, list[dict[str, Any]]]:
+        """For each client its forgotten samples, the most exposed first: for this client alone.
+
+        Args:
+            params: the model that gives them away.
+
+        Returns:
+            For JSON; `sample` is the number of a sample among the training examples of its client. Empty where there
+            is no hold-out.
+        """
+        forget = self._scores("forget", params)
+        holdout = self._scores("holdout", params)
+        if forget is None or holdout is None:
+            return {}
+        found = exposed_samples(forget.phi, holdout.phi)
+        owners = self.forget_samples()
+        by_client: dict[int, list[dict[str, Any]]] = {client: [] for client in self.request.clients}
+        for i in np.lexsort((-forget.phi, found.p)):
+            client, sample = owners[i]
+            word = "remembered" if found.named[i] else ""
+            score = {"sample": sample, "phi": float(forget.phi[i]), "p": float(found.p[i]), "exposed": word}
+            by_client[client].append(score)
+        return by_client
 
     @cached_property
     def _positions(self) -> dict[Set, Tensor]:
@@ -345,6 +370,8 @@ class Evaluation:
             "original_auc_low": judged.original_low,
             "forget_size": judged.area.members,
             "holdout_size": judged.area.outsiders,
+            "exposed_at_least": null.exposed.at_least,
+            "exposed_named": int(null.exposed.named.sum()),
             "holdout_halves": [_half(half) for half in null.halves],
         }
 

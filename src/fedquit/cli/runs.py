@@ -73,7 +73,8 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
 
 def _print_traces(out: Path, results: Mapping[str, Any]) -> None:
     """The verdict against the hold-out, and the two parts of the gap in forget accuracy, where there is a hold-out."""
-    from fedquit.results.folders import RunResults
+    from fedquit.results.folders import OWNER_FOLDER, RunResults
+    from fedquit.results.words import exposed
 
     requests = RunResults.read(str(out), results).requests
     table = trace_table(requests)
@@ -81,6 +82,11 @@ def _print_traces(out: Path, results: Mapping[str, Any]) -> None:
         screen.print(table)
         screen.print("samples: forget less hold-out accuracy, less Retrain's; distribution: hold-out accuracy less")
         screen.print("Retrain's; both in points. Together they are the gap in forget accuracy.")
+    for request in requests:
+        sentence = exposed(request.row("recovered"))
+        if sentence:
+            names = f" The names are for their owners alone: {out / OWNER_FOLDER}" if "named" in sentence else ""
+            screen.print(f"{sentence}{names}", **PLAIN)
 
 
 def trace_table(requests: Sequence[RequestRows]) -> Table:

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """The adjusted p-values (Holm 1979), in the order given.
@@ -18,3 +21,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = largest
     return adjusted
+
+
+def benjamini_hochberg(p_values: npt.ArrayLike, level: float = 0.05) -> npt.NDArray[np.bool_]:
+    """Which claims to make so that at most a share `level` of them is false on average (Benjamini, Hochberg 1995).
+
+    Args:
+        p_values: (claims,), independent or positively dependent.
+        level: The mean share of false claims among those that are made.
+
+    Returns:
+        Whether each claim is made, (claims,).
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    ordered = np.sort(p)
+    small = np.flatnonzero(ordered <= level * np.arange(1, len(p) + 1) / max(1, len(p)) + 1e-12)
+    if not len(small):
+        return np.zeros(len(p), dtype=bool)
+    return np.asarray(p <= ordered[small[-1]], dtype=bool)

@@ -24,6 +24,7 @@ from fedquit.utils.files import write_json
 RESULTS = "results.json"
 COMPARISON = "comparison.json"
 SWEEP = "sweep.json"
+OWNER_FOLDER = "owner"  # in the folder of a run; its files name samples, each for the client that owns them alone
 _SHARED = ("data", "model", "train")  # sections of the recipe in which all runs of a comparison agree
 _FINDINGS = ("rows", "clients")  # fields that say what was found, not how
 _RUNS = "seed-*/client*-*/*"  # where the runs of a comparison lie below it

@@ -141,6 +141,8 @@ _TABLE = (
     _verdict("holdout_needed", "Hold-out samples needed", "samples"),
     Measure("forget_size", "Forgotten samples", "samples", over_recoveries=False),
     Measure("holdout_size", "Hold-out samples", "samples", over_recoveries=False),
+    _verdict("exposed_at_least", "Forgotten samples exposed, at least", "samples"),
+    _verdict("exposed_named", "Forgotten samples named", "samples"),
     Measure("entropy_ks", "KS distance of the entropies", "share"),
     Measure("entropy_ks_p", "p-value of the KS distance", "share"),
     *_rate("leakage_auc", "Two snapshots, AUC"),

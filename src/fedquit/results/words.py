@@ -82,6 +82,25 @@ def holdout_verdict(row: Mapping[str, Any], *, in_full: bool = False) -> str:
     return f"{verdict}: {reason.partition(':')[0]}" if verdict == CANNOT_TELL else verdict
 
 
+def exposed(row: Mapping[str, Any]) -> str:
+    """How many forgotten samples a model still gives away, as a sentence without names; "" where it is not known.
+
+    Args:
+        row: Of the results, with a hold-out.
+    """
+    least = row.get("exposed_at_least")
+    named = row.get("exposed_named")
+    size = row.get("forget_size")
+    if not all(isinstance(number, int) for number in (least, named, size)):
+        return ""
+    if not least and not named:
+        return f"That any of the {size} forgotten samples is still exposed cannot be told from this model."
+    return (
+        f"At least {least} of the {size} forgotten samples are still exposed (95 % confidence); {named} can be named, "
+        "of which at most 5 % wrongly on average."
+    )
+
+
 def count(value: float | None, noun: str) -> str:
     """A number with its noun, as in "1 round" and "2.5 rounds"."""
     if value is None:

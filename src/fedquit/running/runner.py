@@ -26,9 +26,10 @@ from fedquit.data.federated import FederatedData
 from fedquit.data.samples import choose_samples
 from fedquit.engine import computing
 from fedquit.errors import InputError, StoreError
+from fedquit.inference.exposed import LEVEL
 from fedquit.results.averages import mean_curve, mean_of_recoveries
 from fedquit.results.bundles import KEY, RETRAIN_FROM
-from fedquit.results.folders import RESULTS, refuse_overwriting, write_results
+from fedquit.results.folders import OWNER_FOLDER, RESULTS, refuse_overwriting, write_results
 from fedquit.results.path import durability, last_rounds, longer_fields, mean_path, natural_fields
 from fedquit.results.schema import NATURAL, SCHEMA
 from fedquit.running.bundles import BundledRetrain, open_bundle, retrain_in, samples_hash, setting_key
@@ -41,7 +42,7 @@ from fedquit.running.setup import Setup, build_setup
 from fedquit.running.simulation import Simulation, UnlearnedRequest, joined
 from fedquit.running.store import locked, save_params
 from fedquit.running.training_cache import Attached, Federated, Reporter, Silent, train
-from fedquit.utils.files import append_line, read_json, read_json_rows, write_json
+from fedquit.utils.files import append_line, read_json, read_json_rows, write_json, write_private_json
 from fedquit.utils.version import code_version
 
 log = logging.getLogger(__name__)
@@ -394,6 +395,7 @@ class _RecipeRun:
         model = unlearned.folder / "model.safetensors"
         if not model.exists():
             save_params(model, recoveries[0].state.params)
+        self._name_exposed(number, evaluation, recoveries[0].state.params)
         relearned = self._relearned(evaluation, original, recoveries[0].state, reference) if reference else {}
         path = mean_path([[*unlearning, *r.path.points] for r in recoveries])
         path += self._follow(unlearned, recoveries[0], evaluation)
@@ -413,6 +415,12 @@ class _RecipeRun:
         if retrained:
             yield from self._at_budgets(unlearned, row, retrained)
         self.simulation.erase(unlearned, recoveries[0].progress, recoveries[0].memories)
+
+    def _name_exposed(self, number: int, evaluation: Evaluation, recovered: Params) -> None:
+        """What names single samples goes to a file for the client that owns them, and nowhere else."""
+        for client, samples in evaluation.exposed_by_client(recovered).items():
+            named = {"client": client, "request": number, "models": 1, "false_names": LEVEL, "samples": samples}
+            write_private_json(self.out / OWNER_FOLDER / f"client-{client}-request-{number}.json", named)
 
     def _unlearn(
         self, request: Request, data: FederatedData, evaluation: Evaluation, number: int

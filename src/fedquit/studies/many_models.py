@@ -44,6 +44,7 @@ from fedquit.inference.models import (
     sample_exposure,
     student_over_models,
 )
+from fedquit.results.folders import OWNER_FOLDER
 from fedquit.running.recipe import Recipe
 from fedquit.running.runner import evaluation_of, retrained, run, train_original
 from fedquit.running.setup import build_setup
@@ -55,7 +56,6 @@ SEED_STEP = 7_919  # between the seeds of two unlearned models
 RETRAIN_STEP = SEED_STEP // 2  # from the seed of an unlearned model to that of a Retrain: no two models share one
 LEAST = 4  # models of each kind, the least that can be told apart at 5 %
 SUBSET = 1_000  # examples of the retain and test data on which models are compared: drawn once, with seed 0
-OWNER_FOLDER = "owner"  # its files name samples, each for the client that owns them alone
 
 
 @dataclass(frozen=True)

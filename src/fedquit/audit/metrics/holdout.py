@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fedquit.audit.scores import Scores
 from fedquit.inference import trace
+from fedquit.inference.exposed import ExposedSamples, exposed_samples
 from fedquit.inference.intervals import Interval
 from fedquit.inference.trace import MARGIN, Trace, Verdict
 
@@ -34,6 +35,7 @@ class HoldoutNull:
         halves: The same verdict against either half of the hold-out; empty where it has fewer than two examples.
         entropy_ks: The largest distance between the two distribution functions of the entropy; it decides nothing.
         entropy_p: The chance of such a distance where there is no difference.
+        exposed: Which forgotten samples are still exposed, and how many at least.
     """
 
     trace: Trace
@@ -42,6 +44,7 @@ class HoldoutNull:
     halves: tuple[Trace, ...]
     entropy_ks: float
     entropy_p: float
+    exposed: ExposedSamples
 
     @property
     def verdict(self) -> Verdict:
@@ -77,6 +80,7 @@ def holdout_null(
         halves=tuple(halves),
         entropy_ks=float(ks.statistic),
         entropy_p=float(ks.pvalue),
+        exposed=exposed_samples(forget.phi, holdout.phi),
     )
 
 
