@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -13,10 +14,16 @@ from typing import Any
 
 import pytest
 
+from data.published_world import PARTITIONS, unpacked
 from fedquit.cli import main
+from fedquit.cli.options import chosen
 from fedquit.results.bundles import read_bundle
+from fedquit.running.bundles import open_bundle, retrain_in, setting_key
+from fedquit.running.runner import evaluation_of
+from fedquit.running.setup import build_setup
 
-PAGE = Path(__file__).parents[1] / "docs" / "references.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "references.md"
 ALLOWED = {"forget_js"}  # what the bundle cannot give
 
 
@@ -87,6 +94,30 @@ def test_original_alone_was_trained_and_the_bundle_has_no_weights(ran: tuple[Pat
     for reference in read_bundle(bundle).references:
         size = reference.file.stat().st_size + reference.scores_file.stat().st_size
         assert size < 150_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["lda", "iid"])
+def test_the_committed_retrains_fit_the_documented_setting(tmp_path: Path, setting: str) -> None:
+    """On the published data with the authors' partition, where they are at hand."""
+    command = PAGE.read_text().split("fedquit compare ")[1].split("```")[0].replace("\\\n", " ")
+    words = shlex.split(command)
+    assert words[0] == "settings/cifar100-lda"
+    assert words[words.index("--partition-file") + 1] == "cifar100_lda0.1_clients10.json"
+    settings = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    file = {"lda": "cifar100_lda0.1_clients10.json", "iid": "cifar100_iid_clients10.json"}[setting]
+    data = unpacked("cifar100", tmp_path)
+    recipe = chosen(f"settings/cifar100-{setting}", [*settings, "engine.device=cpu"], data, PARTITIONS / file)
+    setup = build_setup(recipe)
+    bundle = open_bundle(ROOT / "results" / "references", recipe)
+    targets = words[words.index("--targets") + 1].split(",") if setting == "lda" else ["0", "1"]
+    for target in targets:
+        event = dataclasses.replace(recipe.request[0], clients=(int(target),))
+        own = dataclasses.replace(setup, recipe=dataclasses.replace(recipe, request=(event,)))
+        retrain = retrain_in(bundle, setting_key(setup), evaluation_of(own), recipe.seed)
+        assert (retrain.reference.clients, retrain.reference.seed) == ((int(target),), 0)
+        forget = evaluation_of(own).labels("forget")
+        assert len(forget) == retrain.reference.sizes["forget"]
 
 
 def test_the_page_names_every_field_that_is_left_empty_and_every_option() -> None:

@@ -116,6 +116,12 @@ def test_seeds_that_the_bundle_lacks_take_its_lowest_seed_and_are_all_independen
     results = json.loads((tmp_path / "seed-40/client-0/natural/results.json").read_text())
     row = by_phase(results)["retrained"]
     assert (row["seed"], row["retrain_seed"]) == (40, 0)
+    found = {ref.seed: ref.row((0,)) for ref in read_bundle(bundle).references if ref.clients == (0,)}
+    spread = np.mean([abs(found[seed]["forget_acc"] - found[0]["forget_acc"]) for seed in (5, 6)])
+    again = next(line for line in lines if line.method == "retrain again")
+    assert again.runs == 2, "Retrain is not compared with itself"
+    assert again.gaps["forget_acc"] == pytest.approx(spread)
+    assert lines[-1].spread["forget_acc"] == pytest.approx(spread)
     assert results["retrain_from"]["original"] == {}, "the bundle has no Original with seed 40"
 
 
@@ -165,24 +171,31 @@ def test_another_seed_or_method_fits_and_the_first_parameters_are_no_part_of_the
     assert by_phase(results)["retrained"]["retrain_seed"] == 0
 
 
-def test_a_stopped_and_continued_bundle_is_the_one_made_in_one_go(tmp_path: Path, bundle: Path) -> None:
+class Clock(Silent):
+    """A clock on which every round takes a second; it stands for the module `time`."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def round(self, done: int, note: str) -> None:
+        self.now += 1
+
+
+def test_a_bundle_made_in_several_goes_stops_at_the_end_of_a_round_and_is_the_one_made_in_one(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setting, unit = recipe(), Unit(5, 1)
-    out, state = tmp_path / "again", tmp_path / "state"
-
-    class Clock(Silent):
-        rounds = 0
-
-        def round(self, done: int, note: str) -> None:
-            self.rounds += 1
-
-    calls = 0
-    clock = Clock()
+    out, state, clock = tmp_path / "again", tmp_path / "state", Clock()
+    monkeypatch.setattr("fedquit.studies.bundles.time", clock)
+    ends = []
     while not (out / f"{unit.name}.json").exists():
-        calls += 1
-        before = clock.rounds
-        make_bundle(setting, [unit], [1], out, state=state, time_limit=1e-9 if calls < 3 else None, reporter=clock)
-        assert calls < 5
-        assert clock.rounds >= before
+        outcome = make_bundle(setting, [unit], [1], out, state=state, time_limit=4.5, reporter=clock)
+        ends.append(clock.now)
+        assert (outcome.left == (unit,)) == (not outcome.done)
+        assert len(ends) < 9
+    assert ends == [5, 10, 12], "after the round in which the time was up, and nothing is trained twice"
     assert not (state / unit.name).exists(), "no weights are left"
     assert_same_record(bundle / f"{unit.name}.json", out / f"{unit.name}.json")
 
@@ -278,6 +291,25 @@ def test_another_original_is_told_by_its_distance_in_accuracy(tmp_path: Path, bu
     page = (tmp_path / "page.html").read_text()
     assert "Original with seed 0 is not the bundle" in page
     assert "forget accuracy +1.50 points" in page
+
+
+def test_a_record_without_paths_has_no_retain_accuracy_over_the_last_rounds_and_says_so(
+    tmp_path: Path, bundle: Path
+) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(bundle, older)
+    for file in older.glob("*.json"):
+        record = json.loads(file.read_text())
+        del record["paths"]
+        file.write_text(json.dumps(record))
+    results = run(recipe(), tmp_path / "run", retrain_from=older)
+    newer = run(recipe(), tmp_path / "newer", retrain_from=bundle)
+    row, whole = by_phase(results)["retrained"], by_phase(newer)["retrained"]
+    assert "retain_acc_last" not in row
+    assert "retain_acc_last" in row["left_empty"]
+    assert "retain_acc_last" not in whole["left_empty"]
+    for key in ("test_acc_last", "forget_acc_last", "holdout_acc_last", "last_rounds"):
+        assert row[key] == pytest.approx(whole[key])
 
 
 def test_a_folder_keeps_the_retrain_it_began_with(tmp_path: Path, bundle: Path) -> None:
@@ -416,6 +448,21 @@ def test_the_state_with_its_weights_stays_out_of_the_bundle(tmp_path: Path) -> N
 def test_settings_that_no_bundle_can_serve_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(FedquitError, match="bundle"):
         make_bundle(recipe(**changes), [Unit(0)], [0], tmp_path / "bundle", reporter=Silent())
+
+
+def test_without_a_hold_out_the_test_set_takes_its_place(tmp_path: Path) -> None:
+    setting = recipe(data={"holdout": 0.0}, evaluate={"attacks": ["yeom"]})
+    folder = made(tmp_path / "bundle", setting, [1], [0], [])
+    assert set(read_bundle(folder).references[0].sizes) == {"test", "forget"}
+    trained = by_phase(run(setting, tmp_path / "a"))["retrained"]
+    taken = by_phase(run(setting, tmp_path / "b", retrain_from=folder))["retrained"]
+    assert set(taken) - set(trained) == {"source", "left_empty", "retrain_seed"}
+    assert set(trained) <= set(taken)
+    assert taken["leakage_against"] == "test"
+    assert taken["leakage_auc"] == pytest.approx(trained["leakage_auc"], abs=5e-3)
+    assert {k: v for k, v in taken.items() if "leakage" not in k and k != "seconds"}.items() >= {
+        key: value for key, value in trained.items() if "leakage" not in key and key != "seconds"
+    }.items()
 
 
 def test_pairs_samples_and_relearning(tmp_path: Path) -> None:

@@ -62,7 +62,15 @@ def make(
     units = units_of(recipe, leaving, _seeds(retrain_seeds, recipe.seed, "--retrain-seeds"), originals)
     with Bars("References") as bars:
         made = make_bundle(
-            recipe, units, leaving, out, state=state, time_limit=time_limit, jobs=max(1, jobs), reporter=bars
+            recipe,
+            units,
+            leaving,
+            out,
+            state=state,
+            time_limit=time_limit,
+            jobs=max(1, jobs),
+            reporter=bars,
+            lane=bars.lane,
         )
     if as_json:
         typer.echo(json.dumps({"done": [unit.name for unit in made.done], "left": [unit.name for unit in made.left]}))

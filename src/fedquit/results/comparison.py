@@ -334,10 +334,22 @@ def _spreads_of(
     for outcome in done:
         first = [retrain_again[outcome.place]] if outcome.place in retrain_again else []
         others = first if retrains is None else retrains.get(outcome.target, ())
+        others = other_retrains(others, outcome.at("retrained"))
         each = [quantities.spread_between(row, outcome.at("retrained")) for row in others]
         if each:
             means = {key: mean(sizes.get(key) for sizes in each) for key in (*COMPARED, DISTANCE)}
             yield outcome, {key: size for key, size in means.items() if size is not None}
+
+
+def other_retrains(rows: Iterable[Row], retrained: Row) -> list[Row]:
+    """The Retrains that are not the run's own, which a bundle may have among the others.
+
+    Args:
+        rows: Of Retrains with other seeds than the run's.
+        retrained: Of the run's Retrain; from a bundle it names its own seed.
+    """
+    own = retrained.get(RETRAIN_SEED)
+    return [row for row in rows if own is None or row.get(RETRAIN_SEED) != own]
 
 
 def _line_of_retrain_again(requests: Sequence[RequestRows], retrains: Retrains | None) -> MethodSummary:
@@ -360,7 +372,7 @@ def _with_each_retrain(request: RequestRows, retrains: Retrains) -> Iterator[Req
     own = [row for row in request.rows if row["phase"] != AGAIN]
     clients = request.clients
     target = clients[0] if len(clients) == 1 else clients
-    for row in retrains.get(target, ()):
+    for row in other_retrains(retrains.get(target, ()), request.row("retrained")):
         yield replace(request, rows=[*own, {**request.row(AGAIN), **row, "phase": AGAIN}])
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -120,6 +120,7 @@ def make_bundle(
     time_limit: float | None = None,
     jobs: int = 1,
     reporter: Reporter,
+    lane: Callable[[int], Reporter] | None = None,
 ) -> Made:
     """Train and record what a bundle lacks, as far as time allows.
 
@@ -132,6 +133,7 @@ def make_bundle(
         time_limit: Seconds after which all training stops at the end of its round.
         jobs: Processes that train at once.
         reporter: Is told how far each training is.
+        lane: Gives, for the number of a process from 1 on, the reporter of its progress; else all report to `reporter`.
 
     Raises:
         InputError: The recipe has no bundle, or a target does not exist.
@@ -151,7 +153,8 @@ def make_bundle(
     _refuse_other_setting(out, units, setup)
     left = [unit for unit in units if not (out / f"{unit.name}.json").exists()]
     if jobs > 1 and len(left) > 1:
-        _make_in_processes(recipe, left, targets, out, state, deadline, jobs, reporter)
+        lanes = lane or (lambda _: reporter)
+        _make_in_processes(recipe, left, targets, out, state, deadline, jobs, lanes)
     else:
         for unit in left:
             if not _Recorder(recipe, unit, targets, out, state, deadline, setup).make(reporter):
@@ -179,7 +182,7 @@ def _make_in_processes(
     state: Path,
     deadline: float | None,
     jobs: int,
-    reporter: Reporter,
+    lane: Callable[[int], Reporter],
 ) -> None:
     """Several trainings at once; each process does one after the other until the time is up."""
     plain: Job = {
@@ -196,7 +199,7 @@ def _make_in_processes(
         clients = None if unit.target is None else list(members(unit.target))
         tasks.append({**plain, "seed": unit.seed, "target": clients})
     threads = max(1, torch.get_num_threads() // jobs)
-    with WorkerPool(WORK, jobs, lambda _: reporter, threads) as pool:
+    with WorkerPool(WORK, jobs, lambda number: lane(number + 1), threads) as pool:
         for number, answer in pool.run(tasks):
             if isinstance(answer, WorkerLostError):
                 raise FedquitError(f"{units[number].title}: {answer}")
@@ -293,6 +296,8 @@ class _Recorder:
         if self._late():
             return False
         with locked(self.folder), ThreadPoolExecutor(min(threads or cores(), ATTACKS_AT_ONCE)) as attacks:
+            if self.file.exists():  # another process has made it in the meantime
+                return True
             rows: dict[int, _Rows] = {}
             rounds = self._rounds()
             total = self.setup.training.rounds

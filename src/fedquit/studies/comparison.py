@@ -21,7 +21,7 @@ from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.inference.gaps import Margin
 from fedquit.methods import METHODS
 from fedquit.results.bundles import RETRAIN_FROM, Bundle
-from fedquit.results.comparison import Key, Outcome, Place, Target, build_comparison, members, named
+from fedquit.results.comparison import Key, Outcome, Place, Target, build_comparison, members, named, other_retrains
 from fedquit.results.folders import COMPARISON, refuse_overwriting, write_comparison
 from fedquit.results.schema import Row
 from fedquit.results.summary import MethodSummary
@@ -164,11 +164,13 @@ def compare(
     outcomes = [outcome if outcome.failure else _with_answer(outcome, answers[outcome.key]) for outcome in planned]
     for key in spreads:
         retrains.setdefault(key[1], []).append(answers[key]["row"])
+    retrained_rows = {outcome.place: outcome.at("retrained") for outcome in outcomes if not outcome.failure}
     again: dict[Place, Row] = {}
     for target, own in by_target.items():
         for number, seed in enumerate(own):
-            if retrains[target]:
-                again[target, seed] = retrains[target][number % len(retrains[target])]
+            rows = other_retrains(retrains[target], retrained_rows.get((target, seed), {}))
+            if rows:
+                again[target, seed] = rows[number % len(rows)]
     several = retrain_seeds > 1 or (bundle is not None and any(len(rows) > 1 for rows in retrains.values()))
     comparison = build_comparison(
         recipe.to_dict(),
