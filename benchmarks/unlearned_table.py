@@ -14,6 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fedquit.paper.numbers import Key, load_paper
+from fedquit.running.paper_costs import SETTINGS as SETTINGS_OF_COSTS
+from fedquit.running.paper_costs import bill
+
 RATE = 1e-3  # FedOSD's default
 FEDOSD = {"name": "fedosd", "lr": RATE, "recovery": "projected", "recovery_lr": 0.0}
 METHODS: dict[str, dict[str, Any]] = {
@@ -25,28 +29,24 @@ METHODS: dict[str, dict[str, Any]] = {
     "`fedosd`": FEDOSD,
     "`fedosd`, `lr = 4e-4`": {**FEDOSD, "lr": 4e-4},
 }
-PAPER = {  # unlearned test accuracy, recovery rounds, forget gap
-    "cifar100-lda0.1": {
-        "fedquit": (45.2, 3.7, 3.5),
-        "pga": (1.0, 7.0, 4.3),
-        "mode": (17.5, 10.0, 8.4),
-        "fedau": (4.8, 16.0, 4.5),
-        "not": (9.5, 12.8, 9.9),
-        "fedosd": (49.5, 2.0, 3.8),
-    },
-    "cifar100-iid": {
-        "fedquit": (25.5, 10.0, 1.4),
-        "pga": (1.0, 12.1, 14.8),
-        "mode": (36.8, 4.5, 11.1),
-        "fedau": (4.2, 3.3, 16.8),
-        "not": (12.2, 6.5, 12.6),
-        "fedosd": (4.5, 3.0, 13.1),
-    },
-}
 TITLES = {"cifar100-lda0.1": "CIFAR-100, LDA 0.1", "cifar100-iid": "CIFAR-100, IID"}
+SETTINGS = {"cifar100-lda0.1": "cifar100-lda", "cifar100-iid": "cifar100-iid"}
 
 
-def lines(record: dict[str, Any], paper: dict[str, tuple[float, float, float]]) -> list[str]:
+def paper_row(setting: str, method: str) -> tuple[float, float, float]:
+    """The paper's unlearned test accuracy, recovery rounds and forget gap; the rounds follow from the bytes printed."""
+    printed = {key: cell.printed for key, cell in load_paper().by_key.items()}
+    here = Key(setting, "client", method, "recovered", "forget_acc")
+    federation = SETTINGS_OF_COSTS["cifar100"]
+    charged = bill(method, federation)
+    unlearning = charged.unlearning.bytes if charged.in_total else 0.0
+    a_round = 2 * federation.model_bytes * federation.stay(1)
+    rounds = (printed[here._replace(phase="total", measure="bytes")].value - unlearning) / a_round
+    unlearned = printed[here._replace(phase="unlearned", measure="test_acc")].value
+    return unlearned, rounds, printed[here].gap or 0.0
+
+
+def lines(record: dict[str, Any], setting: str) -> list[str]:
     """The table of one setting, in Markdown."""
     table = [
         "| method | unlearned test accuracy | paper | recovery rounds | paper | forget gap | paper |",
@@ -55,7 +55,7 @@ def lines(record: dict[str, Any], paper: dict[str, tuple[float, float, float]]) 
     for title, method in METHODS.items():
         runs = sorted((run for run in record["runs"] if run["method"] == method), key=lambda run: int(run["target"]))
         gaps = [_gap(run, record) for run in runs]
-        unlearned, rounds, gap = paper[method["name"]]
+        unlearned, rounds, gap = paper_row(setting, method["name"])
         cells = [
             ", ".join(f"{run['unlearned']['test_acc']:.1f}" for run in runs),
             f"{unlearned:.1f}",
@@ -82,7 +82,7 @@ def main() -> None:
         both = " and ".join(record["references"])
         accuracy = [f"{key} {record['references']['0'][key]['test_acc']:.1f}" for key in ("original", "retrained")]
         print(f"**{title}**, clients {both} (test accuracy for client 0: {', '.join(accuracy)}):\n")
-        print("\n".join(lines(record, PAPER[name])), end="\n\n")
+        print("\n".join(lines(record, SETTINGS[name])), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -138,3 +138,25 @@ def test_a_folder_that_is_not_there_and_a_damaged_record_are_named(tmp_path: Pat
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(StoreError, match=r"broken\.json cannot be read"):
         load_records(tmp_path)
+
+
+def test_a_comparison_of_another_federation_is_kept_with_its_runs_and_not_listed_run_by_run(tmp_path: Path) -> None:
+    other = record()
+    other["recipe"]["model"]["name"] = "mlp"
+    folder = write(tmp_path, **{"toy__seed-0__client-0__fedquit__results": other})
+    table = {"schema": 1, "recipe": other["recipe"], "table": [], "runs": ["seed-0/client-0/fedquit"], "failed": []}
+    write(folder, toy__comparison=table)
+    records = load_records(folder)
+    (runs,) = records.others.values()
+    assert [run.folder for run in runs] == ["seed-0/client-0/fedquit"]
+    assert not records.left_out
+    assert not records.comparisons
+
+
+def test_the_runs_of_a_comparison_in_a_setting_of_the_paper_are_its_numbers(tmp_path: Path) -> None:
+    folder = write(tmp_path, **{"lda__seed-0__client-0__fedquit__results": record()})
+    table = {"schema": 1, "recipe": record()["recipe"], "table": [], "runs": ["seed-0/client-0/fedquit"], "failed": []}
+    write(folder, lda__comparison=table)
+    records = load_records(folder)
+    assert records.series(FORGET)
+    assert not records.others

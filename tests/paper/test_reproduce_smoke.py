@@ -70,4 +70,6 @@ def test_without_smoke_such_records_stand_beside_no_number(units: Path, tmp_path
     assert done.exit_code == 0, done.output
     page = (tmp_path / "reproduction.md").read_text()
     assert "None of the 56 findings that FedQUIT's paper states has a record yet." in page
-    assert "units/fedquit-0/results.json, because it is of no setting of the paper" in page
+    said = " ".join(page.partition("Beside no number of the paper: ")[2].partition(".\n")[0].split())
+    assert said.startswith("units/fedquit-0/results.json, units/fedquit-1/results.json, ")
+    assert said.endswith(" and 2 more, because it is of no setting of the paper")

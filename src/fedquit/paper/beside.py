@@ -248,8 +248,9 @@ def block_tables(paper: Paper, table: PaperTable, setting: str, records: Records
             + (_natural(accuracies, beside_levels, records) if phases == {"recovered"} else []),
         ),
         Table(
-            f"{title}: gaps and costs",
-            "Mean absolute gaps to Retrain in points; costs as times cheaper than Retrain, or in bytes",
+            f"{title}: gaps and costs" if costs else f"{title}: gaps",
+            "Mean absolute gaps to Retrain in points"
+            + ("; costs as times cheaper than Retrain, or in bytes" if costs else ""),
             ["Model", "Targets", *_heads(gaps, several=several), *_heads(beside_gaps)],
             [_line(name, row, gaps, beside_gaps, "gap", records) for name, row in shown.items()],
         ),

@@ -350,10 +350,19 @@ def _sources(records: Records) -> Section:
         for (folder, code, device), same in by_made.items()
     ]
     table = Table("Records", "By folder below that of the records", ["Folder", "Files", "Code", "Machine"], lines)
-    left_out = "; ".join(f"{file}, because {why}" for file, why in records.left_out.items())
-    texts = [f"Beside no number of the paper: {left_out}."] if left_out else []
+    because: dict[str, list[str]] = {}
+    for file, why in records.left_out.items():
+        because.setdefault(why, []).append(file)
+    listed = "; ".join(f"{_few(same)}, because {why}" for why, same in because.items())
+    texts = [f"Beside no number of the paper: {listed}."] if listed else []
     parts = [Part(tables=[table])] if lines else []
     return Section("records", "The records", texts, parts)
+
+
+def _few(files: Sequence[str], most: int = 3) -> str:
+    """The first files by name, and how many more there are."""
+    more = f" and {len(files) - most} more" if len(files) > most else ""
+    return ", ".join(files[:most]) + more
 
 
 def _commands() -> Section:

@@ -16,7 +16,7 @@ record, whose test accuracy ended the recovery.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,15 @@ from fedquit.paper.numbers import Key
 from fedquit.paper.settings import method_of, request_of, setting_of
 from fedquit.results import quantities
 from fedquit.results.comparison import Comparison
-from fedquit.results.folders import RESULTS, RunResults, comparison_above, read_record, read_run
+from fedquit.results.folders import (
+    COMPARISON,
+    RESULTS,
+    RunResults,
+    comparison_above,
+    open_folders,
+    read_record,
+    read_run,
+)
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import AVERAGED, Row, number
 
@@ -106,13 +114,15 @@ class Records:
     Attributes:
         measured: The numbers of the paper's settings, those of several records as well.
         runs: By setting, the runs of the paper's federations, those with a hold-out as well.
-        comparisons: By file, the tables of comparisons.
+        comparisons: By file, the tables of comparisons whose runs are not at hand.
+        others: By title, the runs of comparisons of other federations.
         left_out: By file, why a record is beside no number of the paper.
     """
 
     measured: Sequence[Measured] = ()
     runs: Mapping[str, Sequence[RunResults]] = field(default_factory=dict)
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+    others: Mapping[str, Sequence[RunResults]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -173,35 +183,62 @@ def load_records(folder: Path, *, smoke: bool = False) -> Records:
     """
     if not folder.is_dir():
         raise StoreError(f"{folder} is no folder of records: name one that holds results.json files at any depth.")
-    measured: list[Measured] = []
-    runs: dict[str, list[RunResults]] = {}
-    comparisons: dict[str, Comparison] = {}
-    left_out: dict[str, str] = {}
+    found = _Found([], {}, {}, {}, {})
     for path in sorted(folder.rglob("*.json")):
-        name = path.relative_to(folder).as_posix()
         stored = _object(path)
-        if isinstance(stored.get("table"), list):
-            comparisons[name] = Comparison.read(path.stem, stored)
-            continue
-        if not isinstance(stored.get("recipe"), Mapping):
-            continue
+        if not isinstance(stored.get("recipe"), Mapping) or not {"rows", "table", "kind"} & stored.keys():
+            continue  # a part of a run, or a file of somebody else
+        name = path.relative_to(folder).as_posix()
         setting, fault = setting_of(stored["recipe"], smoke=smoke)
-        if not fault and isinstance(stored.get("rows"), list):
+        if isinstance(stored.get("table"), list):
+            found.add_comparison(path, name, stored, known=not fault)
+        elif fault:
+            found.leave_out(path, name, fault)
+        else:
+            found.add_record(path, name, stored, setting)
+    return Records(found.measured, found.runs, found.comparisons, found.others, found.left_out)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was read so far; the fields are those of `Records`."""
+
+    measured: list[Measured]
+    runs: dict[str, list[RunResults]]
+    comparisons: dict[str, Comparison]
+    others: dict[str, Sequence[RunResults]]
+    left_out: dict[str, str]
+
+    def add_comparison(self, path: Path, name: str, stored: Mapping[str, Any], *, known: bool) -> None:
+        """The runs of a comparison in a setting of the paper are read by themselves; others are kept together."""
+        comparison = Comparison.read(path.stem, stored)
+        if path.name != COMPARISON or not comparison.runs or not (path.parent / comparison.runs[0]).exists():
+            self.comparisons[name] = comparison
+        elif not known:
+            self.others[str(comparison.recipe.get("title") or name)] = open_folders([path.parent]).runs
+
+    def leave_out(self, path: Path, name: str, why: str) -> None:
+        """Note a record that is beside no number of the paper, unless its comparison shows it."""
+        if not _inside_a_comparison(path):
+            self.left_out[name] = why
+
+    def add_record(self, path: Path, name: str, stored: Mapping[str, Any], setting: str) -> None:
+        """The numbers of a record in a setting of the paper."""
+        source = _source(stored, name)
+        if isinstance(stored.get("rows"), list):
             run = _run(path)
-            runs.setdefault(setting, []).append(run)
-            fault = _set_apart(stored["recipe"])
-            numbers: Iterable[Measured] = _of_run(run, setting, _source(stored, name))
-        elif not fault and stored.get("kind") == "reference":
-            numbers = _of_reference(stored, setting, _source(stored, name))
-        elif not fault and stored.get("kind") == "unlearned accuracy":
-            numbers = _of_unlearned(stored, setting, name)
+            self.runs.setdefault(setting, []).append(run)
+            apart = _set_apart(stored["recipe"])
+            if apart:
+                self.left_out[name] = apart
+            else:
+                self.measured.extend(_of_run(run, setting, source))
+        elif stored.get("kind") == "reference":
+            self.measured.extend(_of_reference(stored, setting, source))
+        elif stored.get("kind") == "unlearned accuracy":
+            self.measured.extend(_of_unlearned(stored, setting, name))
         else:
-            fault = fault or "it is a record of an unknown kind"
-        if fault:
-            left_out[name] = fault
-        else:
-            measured += numbers
-    return Records(measured, runs, comparisons, left_out)
+            self.left_out[name] = "it is a record of an unknown kind"
 
 
 def _object(path: Path) -> Mapping[str, Any]:
@@ -214,8 +251,12 @@ def _object(path: Path) -> Mapping[str, Any]:
 
 def _run(path: Path) -> RunResults:
     """A run; below a comparison, with the control that ran beside it."""
-    inside = path.name == RESULTS and comparison_above(path.parent.resolve()) is not None
-    return read_run(path.parent) if inside else read_record(path)
+    return read_run(path.parent) if _inside_a_comparison(path) else read_record(path)
+
+
+def _inside_a_comparison(path: Path) -> bool:
+    top = comparison_above(path.parent.resolve()) if path.name == RESULTS else None
+    return top is not None and (top / COMPARISON).exists()
 
 
 def _set_apart(recipe: Mapping[str, Any]) -> str:

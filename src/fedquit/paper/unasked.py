@@ -58,6 +58,7 @@ def groups_of(records: Records) -> list[Group]:
         for held_out in sorted({_held_out(run) for run in runs}):
             title = SETTINGS[name].title + (f", hold-out {100 * held_out:g} %" if held_out else "")
             groups.append(_of_runs(title, [run for run in runs if _held_out(run) == held_out]))
+    groups += [_of_runs(title, runs) for title, runs in records.others.items()]
     for comparison in records.comparisons.values():
         lines = [line for line in comparison.table if line.phase == "recovered" and line.runs]
         original = next((line for line in comparison.table if line.phase == "original"), None)
@@ -145,7 +146,7 @@ def what_lasts(group: Group) -> Table | None:
 
 
 def what_it_costs(group: Group) -> tuple[Table, Drawn] | None:
-    """The gap against the bytes sent, and which methods no other one beats in both."""
+    """The gap against the bytes sent, and which methods no other one beats in both, as a table and a figure."""
     known = [line for line in group.lines if line.bytes_percent is not None and "forget_acc" in line.gaps]
     if len(known) < 2:
         return None
@@ -186,7 +187,8 @@ def what_it_costs(group: Group) -> tuple[Table, Drawn] | None:
     words = "; ".join(f"{name}: {fixed(gap)} points at {share(sent)}" for name, (sent, gap) in points.items())
     rows_of_legend = -(-len(points) // 3)
     drawn = draw("front-" + _slug(group.title), paint, height=3.2 + 0.22 * rows_of_legend, legend=3)
-    return table, Drawn(f"Gap against cost: {group.title}", drawn, words, "The line joins the methods on the front.")
+    caption = "The line joins the methods on the front." if len(front) > 1 else ""
+    return table, Drawn(f"Gap against cost: {group.title}", drawn, words, caption)
 
 
 def _beaten(name: str, points: Mapping[str, tuple[float, float]]) -> bool:
