@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from fedquit import __version__
-from fedquit.cli import bench, data, flower, listing, runs
+from fedquit.cli import bench, data, flower, listing, runs, studies
 from fedquit.cli.check import check
 from fedquit.cli.request import request
 from fedquit.cli.screen import err
@@ -27,6 +27,7 @@ for command in (runs.demo, runs.run, runs.compare, runs.sweep, runs.report):
 app.command()(check)
 app.command(name="list")(listing.list_)
 app.command()(request)
+app.add_typer(studies.app, name="study")
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 app.add_typer(flower.app, name="flower")

@@ -310,10 +310,15 @@ def _spreads_of(
     for outcome in done:
         first = [retrain_again[outcome.place]] if outcome.place in retrain_again else []
         others = first if retrains is None else retrains.get(outcome.target, ())
-        each = [quantities.spread_between(row, outcome.at("retrained")) for row in others]
+        own = outcome.at("retrained")
+        each = [quantities.spread_between(row, own) for row in others if not _is_same_model(row, own)]
         if each:
             means = {key: mean(sizes.get(key) for sizes in each) for key in (*COMPARED, DISTANCE)}
             yield outcome, {key: size for key, size in means.items() if size is not None}
+
+
+def _is_same_model(one: Row, other: Row) -> bool:
+    return one.get("fingerprint") is not None and one.get("fingerprint") == other.get("fingerprint")
 
 
 def _line_of_retrain_again(requests: Sequence[RequestRows], retrains: Retrains | None) -> MethodSummary:
@@ -336,7 +341,8 @@ def _with_each_retrain(request: RequestRows, retrains: Retrains) -> Iterator[Req
     own = [row for row in request.rows if row["phase"] != AGAIN]
     clients = request.clients
     target = clients[0] if len(clients) == 1 else clients
-    for row in retrains.get(target, ()):
+    others = [row for row in retrains.get(target, ()) if not _is_same_model(row, request.row("retrained"))]
+    for row in others:
         yield replace(request, rows=[*own, {**request.row(AGAIN), **row, "phase": AGAIN}])
 
 

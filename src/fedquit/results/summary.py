@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedquit.results.folders import RunResults
 
 _ASIDE = (  # settings in which runs of one method may differ
-    *("title", "seed", "request", "engine", "method.name"),
+    *("title", "seed", "retrain_seed", "request", "engine", "method.name"),
     *("recover.follow", "recover.control"),  # they add to what is known of a recovery, and do not change it
 )
 

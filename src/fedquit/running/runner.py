@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +31,7 @@ from fedquit.results.averages import mean_curve, mean_of_recoveries
 from fedquit.results.folders import RESULTS, refuse_overwriting, write_results
 from fedquit.results.path import durability, last_rounds, mean_path, natural_fields
 from fedquit.results.schema import NATURAL, SCHEMA
+from fedquit.results.verdicts import RETRAIN_SEED
 from fedquit.running.lifecycle import Life, recovery_is_over, recovery_rounds
 from fedquit.running.membership import Membership
 from fedquit.running.recipe import EventRecipe, Recipe, RecoverRecipe, without_later_defaults
@@ -55,26 +56,47 @@ def run(
     cache: Path | None = None,
     reporter: Reporter | None = None,
     attached: Attached | None = None,
+    setup: Setup | None = None,
+    journal: bool = True,
 ) -> dict[str, Any]:
     """Carry out a recipe in the folder `out`, or go on with it, and return what `results.json` holds.
 
-    `attached` methods watch the training beside the recipe's own, so that one training serves them all.
+    Args:
+        recipe: What to carry out.
+        out: The folder of the run.
+        cache: Of trainings; else beside `out`.
+        reporter: Is told how far it is.
+        attached: Methods that watch the training beside the recipe's own, so that one training serves them all.
+        setup: Of this recipe, where it was built already.
+        journal: Whether no client is asked twice in an unlearning (`Simulation`).
     """
     reporter = reporter or Silent()
     cache = cache or out.parent / "cache"
-    setup = build_setup(recipe)
+    setup = setup or build_setup(recipe)
     say_engine(setup)
-    recipe_run = _RecipeRun(setup, out, cache, reporter, attached or {recipe.method_name: setup.method})
+    attached = attached or {recipe.method_name: setup.method}
+    recipe_run = _RecipeRun(setup, out, cache, reporter, attached, journal=journal)
     with locked(out):
         refuse_overwriting(out, RESULTS)
         _claim(out, setup)
         rows = list(recipe_run.rows())
-        results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
-        results["code"] = code_version()
-        results["recipe_hash"] = recipe.hash
-        results["computed"] = {"device": _device_name(setup.device), "precision": setup.precision}
-        results["clients"] = setup.data.label_counts()
-        return write_results(out, results)
+        return write_results(out, results_of(setup, rows))
+
+
+def results_of(setup: Setup, rows: Sequence[Row]) -> dict[str, Any]:
+    """What `results.json` holds: rows, with all that is needed to know how they were made.
+
+    Args:
+        setup: With the recipe that was carried out.
+        rows: One for each phase of each request.
+    """
+    recipe = setup.recipe
+    results: dict[str, Any] = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": list(rows)}
+    results["code"] = code_version()
+    results["recipe_hash"] = recipe.hash
+    results["computed"] = {"device": _device_name(setup.device), "precision": setup.precision}
+    results["clients"] = setup.data.label_counts()
+    return results
 
 
 def say_engine(setup: Setup) -> None:
@@ -104,7 +126,7 @@ def retrain_again(recipe: Recipe, cache: Path, *, number: int = 0, reporter: Rep
     Returns:
         Its row, with its own seed as `retrain_seed`.
     """
-    other = dataclasses.replace(recipe, seed=retrain_seed(recipe.seed, number))
+    other = dataclasses.replace(recipe, seed=retrain_seed(recipe.seed, number), retrain_seed=None)
     title = "Retrain with another seed, for the spread"
     trained_again = _retrain(other, cache, reporter or Silent(), title)
     again = trained_again.progress
@@ -113,11 +135,18 @@ def retrain_again(recipe: Recipe, cache: Path, *, number: int = 0, reporter: Rep
     row = RowMaker(evaluation, recipe, 0, _request(recipe.request[0]))
     distance = evaluation.distance(again.state.params, reference.state.params)
     read = _of_last_rounds(trained_again)
-    return row("retrain", "retrained again", again) | distance | read | {"retrain_seed": other.seed}
+    return row("retrain", "retrained again", again) | distance | read | {RETRAIN_SEED: other.seed}
 
 
 def natural_control(
-    recipe: Recipe, out: Path, cache: Path, rounds: int, *, reporter: Reporter, attached: Attached
+    recipe: Recipe,
+    out: Path,
+    cache: Path,
+    rounds: int,
+    *,
+    reporter: Reporter,
+    attached: Attached,
+    setup: Setup | None = None,
 ) -> list[PathPoint]:
     """Natural's path for the recipe's first request, whichever method the recipe names: the control of a comparison.
 
@@ -128,10 +157,11 @@ def natural_control(
         rounds: From the request on.
         reporter: Is told how far it is.
         attached: Methods that watch the training, so that Original is the one that the methods found.
+        setup: Of this recipe or another on the same data, where one was built already.
     """
     recover = RecoverRecipe(until="rounds", max_rounds=0)  # the number of rounds is no part of what the folder holds
     plain = dataclasses.replace(recipe, method={"name": "natural"}, recover=recover)
-    setup = build_setup(plain)
+    setup = setup.with_recipe(plain) if setup else build_setup(plain)
     with locked(out):
         _claim(out, setup)
         return _RecipeRun(setup, out, cache, reporter, attached).natural_path(rounds)
@@ -158,18 +188,75 @@ def train_original(setup: Setup, cache: Path, reporter: Reporter, attached: Atta
     return train(setup, data, cache, reporter=reporter, title=title, attached=attached, request=request)
 
 
+def original_results(
+    setup: Setup, cache: Path, reporter: Reporter, attached: Attached, targets: Sequence[Sequence[ClientId]]
+) -> dict[str, Any]:
+    """Train Original, or take it from the cache, and judge it on the request of each target.
+
+    Args:
+        setup: the recipe's data, network and training; its request says whether whole clients leave, or samples.
+        cache: the folder of all trainings.
+        reporter: is told how far the training is.
+        attached: methods that watch the training, or shape it.
+        targets: the clients that leave together, for each request.
+
+    Returns:
+        What `results.json` holds, with one row for each target, and the hash of the training as `training`.
+    """
+    trained = train_original(setup, cache, reporter, attached)
+    progress = trained.progress
+    params = progress.state.params
+    rows = []
+    for number, clients in enumerate(targets):
+        event = dataclasses.replace(setup.recipe.request[0], clients=tuple(clients))
+        evaluation = _evaluation(setup, _marked(event, setup.data, setup.recipe), _request(event))
+        row = RowMaker(evaluation, setup.recipe, number, _request(event), params)
+        rows.append(row("original", "original", progress) | evaluation.true_logits(params))
+    return results_of(setup, rows) | {"training": trained.training}
+
+
+def retrain_results(setup: Setup, cache: Path, reporter: Reporter) -> dict[str, Any]:
+    """Train Retrain for the recipe's first request, or take it from the cache, and judge it.
+
+    Args:
+        setup: of a recipe whose seed is Retrain's.
+        cache: the folder of all trainings.
+        reporter: is told how far the training is.
+
+    Returns:
+        What `results.json` holds, with Retrain's row alone, and the hash of the training as `training`.
+    """
+    event = setup.recipe.request[0]
+    request = _request(event)
+    marked = _marked(event, setup.data, setup.recipe)
+    evaluation = _evaluation(setup, marked, request)
+    title = "Retrain: from scratch, without them"
+    trained = train(setup, marked.after(request), cache, reporter=reporter, title=title, evaluation=evaluation)
+    row = RowMaker(evaluation, setup.recipe, 0, request)("retrain", "retrained", trained.progress)
+    row |= _of_last_rounds(trained) | {RETRAIN_SEED: setup.recipe.seed}
+    return results_of(setup, [row]) | {"training": trained.training}
+
+
 def retrained(recipe: Recipe, cache: Path, reporter: Reporter, title: str = "Retrain: from scratch") -> Progress:
     """Retrain for the recipe's first request alone, from the cache where it is there."""
     return _retrain(recipe, cache, reporter, title).progress
 
 
 def _retrain(recipe: Recipe, cache: Path, reporter: Reporter, title: str) -> Federated:
-    setup = build_setup(recipe)
+    setup = _of_retrain(build_setup(recipe))
     event = recipe.request[0]
     marked = _marked(event, setup.data, recipe)
     evaluation = _evaluation(setup, marked, _request(event))
     data = marked.after(_request(event))
     return train(setup, data, cache, reporter=reporter, title=title, evaluation=evaluation)
+
+
+def _of_retrain(setup: Setup) -> Setup:
+    """The setup that Retrain is trained with: the run's own, unless the recipe gives Retrain a seed of its own."""
+    recipe = setup.recipe
+    if recipe.retrain_seed is None:
+        return setup
+    return setup.with_recipe(dataclasses.replace(recipe, seed=recipe.retrain_seed))
 
 
 def _of_last_rounds(retrained: Federated) -> Row:
@@ -245,7 +332,9 @@ def _device_name(device: torch.device) -> str:
 class _RecipeRun:
     """The events of a recipe, one after the other, as rows of the results."""
 
-    def __init__(self, setup: Setup, out: Path, cache: Path, reporter: Reporter, attached: Attached) -> None:
+    def __init__(
+        self, setup: Setup, out: Path, cache: Path, reporter: Reporter, attached: Attached, *, journal: bool = True
+    ) -> None:
         self.setup = setup
         self.out = out
         self.cache = cache
@@ -254,7 +343,8 @@ class _RecipeRun:
         self.recipe = setup.recipe
         self.method = setup.method
         self.method_name = setup.recipe.method_name
-        self.simulation = Simulation(setup, out, log=partial(_append_event, out / "events.jsonl"), reporter=reporter)
+        log = partial(_append_event, out / "events.jsonl")
+        self.simulation = Simulation(setup, out, log=log, reporter=reporter, journal=journal)
         self._check_events()
 
     def rows(self) -> Iterator[Row]:
@@ -309,7 +399,8 @@ class _RecipeRun:
         reference = retrained.state.params if retrained else None
         if gold and retrained:
             against = evaluation.against(before, retrained.state.params, None)
-            yield row("retrain", "retrained", retrained) | against | _of_last_rounds(gold)
+            own = {} if self.recipe.retrain_seed is None else {RETRAIN_SEED: self.recipe.retrain_seed}
+            yield row("retrain", "retrained", retrained) | against | _of_last_rounds(gold) | own
 
         unlearned, unlearning = self._unlearn(request, data, evaluation, number)
         params = unlearned.progress.state.params
@@ -423,7 +514,8 @@ class _RecipeRun:
         if not self.recipe.retrain:
             return None
         title = "Retrain: from scratch, without them"
-        return train(self.setup, data, self.cache, reporter=self.reporter, title=title, evaluation=evaluation)
+        setup = _of_retrain(self.setup)
+        return train(setup, data, self.cache, reporter=self.reporter, title=title, evaluation=evaluation)
 
     def _recover(self, unlearned: UnlearnedRequest, evaluation: Evaluation, reference: Params | None) -> list[Recovery]:
         """Ordinary training without the forgotten data, until the test accuracy reaches Retrain's or rounds are up.
