@@ -12,7 +12,7 @@ EXTRAS := flower,transformers,dev
 PARALLEL := -n auto --dist worksteal  # neighbours stay on one core and share what is made once for a file
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo setup environments reproduce-smoke test test-core test-all test-kernels test-faults faults-planted mutants mutants-short bench bench-cuda check format hooks clean
+.PHONY: demo setup environments test test-core test-all test-kernels test-faults faults-planted mutants mutants-short bench bench-cuda reproduce-smoke check format hooks clean
 
 # What can turn out differently without the extras: imports, the command line, the wheel, the list of networks, recipes
 # at their smallest size, a run from the request to the report. All else is the same code on the same packages.
@@ -24,10 +24,6 @@ demo: setup
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not faults"
-
-# From runs to the pages of `fedquit paper`, at toy size on a CPU: under three minutes, and a part of `make test`.
-reproduce-smoke: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/paper/test_reproduce_smoke.py
 
 # With the slow ones, which `make test` leaves out.
 test-all: setup
@@ -76,6 +72,12 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pip check
+
+# The pipeline of the paper's studies at toy size on a CPU, from the study's file to the pages: under three minutes.
+reproduce-smoke: setup
+	OMP_NUM_THREADS=1 $(BIN)/fedquit study run smoke --out runs/reproduce-smoke
+	$(BIN)/fedquit report runs/reproduce-smoke
+	$(BIN)/fedquit paper runs/reproduce-smoke --out runs/reproduce-smoke --smoke
 
 # Git runs the checks before every commit: the hooks are the project's own tools, nothing is fetched.
 hooks: setup

@@ -15,6 +15,7 @@ import pytest
 
 from fedquit import __version__
 from fedquit.running.recipe import packaged
+from fedquit.studies.plan import packaged_studies
 
 ROOT = Path(__file__).parent.parent
 BESIDE = ("original", "retrain", "fedquit", "natural")
@@ -58,6 +59,8 @@ def test_the_wheel_holds_data_recipes_template_and_types(wheel: Path) -> None:
         names = set(archive.namelist())
     for name in ("py.typed", "data/fashion_mnist_mini.npz", "recipes/demo.toml", "templates/report.html.j2"):
         assert f"fedquit/{name}" in names
+    for study in packaged_studies():
+        assert f"fedquit/study_files/{study}.toml" in names
     for recipe in packaged():
         assert f"fedquit/recipes/{recipe}.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)

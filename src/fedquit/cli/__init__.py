@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from fedquit import __version__
-from fedquit.cli import bench, data, flower, listing, references, runs
+from fedquit.cli import bench, data, flower, listing, references, runs, studies
 from fedquit.cli.check import check
 from fedquit.cli.paper import paper
 from fedquit.cli.request import request
@@ -29,6 +29,7 @@ app.command()(check)
 app.command()(paper)
 app.command(name="list")(listing.list_)
 app.command()(request)
+app.add_typer(studies.app, name="study")
 app.add_typer(data.app, name="data")
 app.add_typer(references.app, name="references")
 app.add_typer(bench.app, name="bench")

@@ -13,7 +13,7 @@ from fedquit.utils.names import unknown
 
 KINDS = (
     *("methods", "teachers", "losses", "attacks", "metrics"),
-    *("datasets", "models", "recipes", "optimizers", "engines"),
+    *("datasets", "models", "recipes", "studies", "optimizers", "engines"),
 )
 
 
@@ -42,6 +42,10 @@ def _names(kind: str) -> dict[str, str]:
 
     if kind == "recipes":
         return {name: recipe.load(name).title for name in recipe.packaged()}
+    if kind == "studies":
+        from fedquit.studies.plan import load_study, packaged_studies
+
+        return {name: load_study(name).title for name in packaged_studies()}
     if kind == "metrics":
         return {name: metric.description for name, metric in {**evaluation.MEASURES, **metrics.METRICS}.items()}
     tables: dict[str, dict[str, Any]] = {

@@ -116,7 +116,7 @@ class Bars:
             self._overall = self._bars.add_task(self._name, total=total, note="")
         self.lane(0).clear()
         left = self._pace.left(done, total)
-        words = title if left is None else f"{title}; about {_in_words(left)} left for all"
+        words = title if left is None else f"{title}; about {in_words(left)} left for all"
         self._bars.update(self._overall, completed=done, note=words)
         if not err.is_terminal:
             err.print(f"[{done}/{total}] {words}", **PLAIN)
@@ -136,7 +136,8 @@ class Bars:
         self.lane(0).round(done, note)
 
 
-def _in_words(seconds: float) -> str:
+def in_words(seconds: float) -> str:
+    """A time in seconds, minutes or hours."""
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -75,6 +75,7 @@ class Method(ABC):
     at_home: ClassVar[tuple[str, ...]] = ()  # what its clients keep in their own memory
     recovers: ClassVar[bool] = True  # whether ordinary training follows; retraining needs none
     knobs: ClassVar[tuple[Knob, ...]] = ()  # which fields set how strongly it unlearns: what a study sweeps
+    training_fields: ClassVar[tuple[str, ...] | None] = None  # which fields its hooks into training read; None: all
 
     def check(self, request: Request) -> None:
         """Refuse, with a reason, a kind of request that the method does not define."""

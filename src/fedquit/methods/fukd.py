@@ -60,6 +60,7 @@ class FUKD(Method):
     lr: float = 1e-3
 
     needs_public_data = True
+    training_fields = ()
     knobs = (Knob("lr", 1e-5, 1e-2), Knob("epochs", 1.0, 100.0))
 
     def check(self, request: Request) -> None:

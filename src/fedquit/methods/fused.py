@@ -82,6 +82,7 @@ class FUSED(Method):
     lr: float = 0.0  # 0: the rate that training has arrived at
     seed: int = 0
 
+    training_fields = ()
     knobs = (
         Knob("overwriting_rounds", 1, 100),
         Knob("layers", 1, 8),

@@ -107,6 +107,7 @@ class PGA(Method):
         },
     }
     at_home = ("own",)
+    training_fields = ()
     knobs = (Knob("lr", 1e-4, 1e-1), Knob("epochs", 1.0, 20.0), Knob("halt", 0.6, 60.0))
 
     def check(self, request: Request) -> None:

@@ -342,14 +342,16 @@ def _spreads_of(
 
 
 def other_retrains(rows: Iterable[Row], retrained: Row) -> list[Row]:
-    """The Retrains that are not the run's own, which a bundle may have among the others.
+    """The Retrains that are not the run's own, which a bundle or a study may have among the others.
 
     Args:
         rows: Of Retrains with other seeds than the run's.
-        retrained: Of the run's Retrain; from a bundle it names its own seed.
+        retrained: Of the run's Retrain; one that has a seed of its own names it.
     """
     own = retrained.get(RETRAIN_SEED)
-    return [row for row in rows if own is None or row.get(RETRAIN_SEED) != own]
+    others = [row for row in rows if own is None or row.get(RETRAIN_SEED) != own]
+    weights = retrained.get("fingerprint")
+    return [row for row in others if weights is None or row.get("fingerprint") != weights]
 
 
 def _line_of_retrain_again(requests: Sequence[RequestRows], retrains: Retrains | None) -> MethodSummary:

@@ -25,6 +25,7 @@ RESULTS = "results.json"
 COMPARISON = "comparison.json"
 SWEEP = "sweep.json"
 OWNER_FOLDER = "owner"  # in the folder of a run; its files name samples, each for the client that owns them alone
+STUDY = "study.json"  # of a study; each of its settings is the folder of a comparison
 _SHARED = ("data", "model", "train")  # sections of the recipe in which all runs of a comparison agree
 _FINDINGS = ("rows", "clients")  # fields that say what was found, not how
 _RUNS = "seed-*/client*-*/*"  # where the runs of a comparison lie below it
@@ -200,7 +201,7 @@ def open_folders(folders: Sequence[Path]) -> ResultSet:
     """The runs in some folders; the folder of a comparison stands for all its runs.
 
     Args:
-        folders: Of runs and comparisons.
+        folders: Of runs, comparisons and studies.
 
     Raises:
         StoreError: One of them is empty, damaged, of another schema, or holds what does not belong together.
@@ -208,7 +209,7 @@ def open_folders(folders: Sequence[Path]) -> ResultSet:
     runs: list[RunResults] = []
     comparisons: list[Comparison] = []
     sweeps: list[Mapping[str, Any]] = []
-    for folder in folders:
+    for folder in [place for given in folders for place in _settings_of(given)]:
         rates = _rates_of(folder)
         if rates:
             runs += [read_run(place) for place in rates]
@@ -226,6 +227,16 @@ def open_folders(folders: Sequence[Path]) -> ResultSet:
         comparisons.append(comparison)
         runs += _runs_of(comparison, folder)
     return ResultSet(runs, comparisons, sweeps)
+
+
+def _settings_of(folder: Path) -> list[Path]:
+    """The comparisons of a study, one for each setting with results; of any other folder, itself."""
+    if not _exists(folder / STUDY):
+        return [folder]
+    settings = sorted(path.parent for path in folder.glob(f"units/*/{COMPARISON}"))
+    if not settings:
+        raise StoreError(f"no method of the study in {folder} is finished: go on with `fedquit study run`.")
+    return settings
 
 
 def _rates_of(folder: Path) -> list[Path]:

@@ -28,12 +28,9 @@ if TYPE_CHECKING:
     from fedquit.results.folders import RunResults
 
 _ASIDE = (  # settings in which runs of one method may differ
-    *("title", "seed", "request", "engine", "method.name"),
-    *(
-        "recover.follow",
-        "recover.control",
-        "recover.retrain_longer",
-    ),  # they add to what is known of a recovery, and do not change it
+    *("title", "seed", "retrain_seed", "request", "engine", "method.name"),
+    # they add to what is known of a recovery, and do not change it
+    *("recover.follow", "recover.control", "recover.retrain_longer"),
 )
 
 

@@ -173,6 +173,7 @@ class Recipe:
         evaluate: what is measured beside accuracy and loss.
         engine: how the run is computed.
         audit: canaries for the one-run audit.
+        retrain_seed: of Retrain, where it is not to share the run's seed.
 
     Raises:
         InputError: for values that cannot be used.
@@ -191,6 +192,7 @@ class Recipe:
     evaluate: EvaluateRecipe = EvaluateRecipe()
     engine: EngineRecipe = EngineRecipe()
     audit: AuditRecipe = AuditRecipe()
+    retrain_seed: int | None = None  # of Retrain; None: the run's, as in the paper's tables
 
     def __post_init__(self) -> None:
         method = self.build_method()

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +32,7 @@ from fedquit.results.bundles import KEY, RETRAIN_FROM
 from fedquit.results.folders import OWNER_FOLDER, RESULTS, refuse_overwriting, write_results
 from fedquit.results.path import durability, last_rounds, longer_fields, mean_path, natural_fields
 from fedquit.results.schema import NATURAL, SCHEMA
+from fedquit.results.verdicts import RETRAIN_SEED
 from fedquit.running.bundles import BundledRetrain, open_bundle, retrain_in, samples_hash, setting_key
 from fedquit.running.lifecycle import Life, recovery_is_over, recovery_rounds
 from fedquit.running.membership import Membership
@@ -57,18 +58,20 @@ def run(
     cache: Path | None = None,
     reporter: Reporter | None = None,
     attached: Attached | None = None,
+    setup: Setup | None = None,
+    journal: bool = True,
     retrain_from: Path | None = None,
 ) -> dict[str, Any]:
     """Carry out a recipe in the folder `out`, or go on with it, and return what `results.json` holds.
 
-    `attached` methods watch the training beside the recipe's own, so that one training serves them all.
-
     Args:
         recipe: What to carry out.
         out: The folder of the run.
-        cache: Of trainings; else a folder beside `out`.
-        reporter: Is told how far the run is.
-        attached: Methods that watch the training.
+        cache: Of trainings; else beside `out`.
+        reporter: Is told how far it is.
+        attached: Methods that watch the training beside the recipe's own, so that one training serves them all.
+        setup: Of this recipe, where it was built already.
+        journal: Whether no client is asked twice in an unlearning (`Simulation`).
         retrain_from: A folder of reference bundles, from which Retrain is taken instead of being trained.
 
     Raises:
@@ -77,27 +80,40 @@ def run(
     reporter = reporter or Silent()
     cache = cache or out.parent / "cache"
     bundle = open_bundle(retrain_from, recipe) if retrain_from else None
-    setup = build_setup(recipe)
+    setup = setup or build_setup(recipe)
     say_engine(setup)
-    key = setting_key(setup)
-    bundled = retrain_in(bundle, key, evaluation_of(setup), recipe.seed) if bundle else None
-    recipe_run = _RecipeRun(setup, out, cache, reporter, attached or {recipe.method_name: setup.method}, bundled)
+    bundled = retrain_in(bundle, setting_key(setup), evaluation_of(setup), recipe.seed) if bundle else None
+    attached = attached or {recipe.method_name: setup.method}
+    recipe_run = _RecipeRun(setup, out, cache, reporter, attached, bundled, journal=journal)
     with locked(out):
         refuse_overwriting(out, RESULTS)
         _claim(out, setup, bundled)
         rows = list(recipe_run.rows())
-        results = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": rows}
-        results["code"] = code_version()
-        results["recipe_hash"] = recipe.hash
-        results["computed"] = {"device": _device_name(setup.device), "precision": setup.precision}
-        results["clients"] = setup.data.label_counts()
-        if recipe.request[0].kind == "forget":
-            results[KEY] = dataclasses.asdict(key) | {"samples": samples_hash(evaluation_of(setup))}
+        results = results_of(setup, rows)
         if bundled:
             own = {row["phase"]: row for row in rows}
             told = bundled.told(recipe, evaluation_of(setup), own["retrained"], own["original"])
             results[RETRAIN_FROM] = told
         return write_results(out, results)
+
+
+def results_of(setup: Setup, rows: Sequence[Row]) -> dict[str, Any]:
+    """What `results.json` holds: rows, with all that is needed to know how they were made.
+
+    Args:
+        setup: With the recipe that was carried out.
+        rows: One for each phase of each request.
+    """
+    recipe = setup.recipe
+    results: dict[str, Any] = {"schema": SCHEMA, "recipe": recipe.to_dict(), "versions": versions(), "rows": list(rows)}
+    results["code"] = code_version()
+    results["recipe_hash"] = recipe.hash
+    results["computed"] = {"device": _device_name(setup.device), "precision": setup.precision}
+    results["clients"] = setup.data.label_counts()
+    if recipe.request[0].kind == "forget":
+        key = setting_key(setup)
+        results[KEY] = dataclasses.asdict(key) | {"samples": samples_hash(evaluation_of(setup))}
+    return results
 
 
 def say_engine(setup: Setup) -> None:
@@ -127,7 +143,7 @@ def retrain_again(recipe: Recipe, cache: Path, *, number: int = 0, reporter: Rep
     Returns:
         Its row, with its own seed as `retrain_seed`.
     """
-    other = dataclasses.replace(recipe, seed=retrain_seed(recipe.seed, number))
+    other = dataclasses.replace(recipe, seed=retrain_seed(recipe.seed, number), retrain_seed=None)
     title = "Retrain with another seed, for the spread"
     trained_again = _retrain(other, cache, reporter or Silent(), title)
     again = trained_again.progress
@@ -136,11 +152,18 @@ def retrain_again(recipe: Recipe, cache: Path, *, number: int = 0, reporter: Rep
     row = RowMaker(evaluation, recipe, 0, _request(recipe.request[0]))
     distance = evaluation.distance(again.state.params, reference.state.params)
     read = _of_last_rounds(trained_again)
-    return row("retrain", "retrained again", again) | distance | read | {"retrain_seed": other.seed}
+    return row("retrain", "retrained again", again) | distance | read | {RETRAIN_SEED: other.seed}
 
 
 def controls(
-    recipe: Recipe, out: Path, cache: Path, rounds: int, *, reporter: Reporter, attached: Attached
+    recipe: Recipe,
+    out: Path,
+    cache: Path,
+    rounds: int,
+    *,
+    reporter: Reporter,
+    attached: Attached,
+    setup: Setup | None = None,
 ) -> tuple[list[PathPoint], list[PathPoint]]:
     """What stands beside every method of a comparison for the recipe's first request, whichever method it names.
 
@@ -151,13 +174,14 @@ def controls(
         rounds: From the request on.
         reporter: Is told how far it is.
         attached: Methods that watch the training, so that Original is the one that the methods found.
+        setup: Of this recipe or another on the same data, where one was built already.
 
     Returns:
         Natural's path, and that of Retrain from its end on: empty without `recover.retrain_longer`.
     """
     recover = RecoverRecipe(until="rounds", max_rounds=0)  # the number of rounds is no part of what the folder holds
     plain = dataclasses.replace(recipe, method={"name": "natural"}, recover=recover)
-    setup = build_setup(plain)
+    setup = setup.with_recipe(plain) if setup else build_setup(plain)
     with locked(out):
         _claim(out, setup)
         run = _RecipeRun(setup, out, cache, reporter, attached)
@@ -185,18 +209,75 @@ def train_original(setup: Setup, cache: Path, reporter: Reporter, attached: Atta
     return train(setup, data, cache, reporter=reporter, title=title, attached=attached, request=request)
 
 
+def original_results(
+    setup: Setup, cache: Path, reporter: Reporter, attached: Attached, targets: Sequence[Sequence[ClientId]]
+) -> dict[str, Any]:
+    """Train Original, or take it from the cache, and judge it on the request of each target.
+
+    Args:
+        setup: the recipe's data, network and training; its request says whether whole clients leave, or samples.
+        cache: the folder of all trainings.
+        reporter: is told how far the training is.
+        attached: methods that watch the training, or shape it.
+        targets: the clients that leave together, for each request.
+
+    Returns:
+        What `results.json` holds, with one row for each target, and the hash of the training as `training`.
+    """
+    trained = train_original(setup, cache, reporter, attached)
+    progress = trained.progress
+    params = progress.state.params
+    rows = []
+    for number, clients in enumerate(targets):
+        event = dataclasses.replace(setup.recipe.request[0], clients=tuple(clients))
+        evaluation = _evaluation(setup, _marked(event, setup.data, setup.recipe), _request(event))
+        row = RowMaker(evaluation, setup.recipe, number, _request(event), params)
+        rows.append(row("original", "original", progress) | evaluation.true_logits(params))
+    return results_of(setup, rows) | {"training": trained.training}
+
+
+def retrain_results(setup: Setup, cache: Path, reporter: Reporter) -> dict[str, Any]:
+    """Train Retrain for the recipe's first request, or take it from the cache, and judge it.
+
+    Args:
+        setup: of a recipe whose seed is Retrain's.
+        cache: the folder of all trainings.
+        reporter: is told how far the training is.
+
+    Returns:
+        What `results.json` holds, with Retrain's row alone, and the hash of the training as `training`.
+    """
+    event = setup.recipe.request[0]
+    request = _request(event)
+    marked = _marked(event, setup.data, setup.recipe)
+    evaluation = _evaluation(setup, marked, request)
+    title = "Retrain: from scratch, without them"
+    trained = train(setup, marked.after(request), cache, reporter=reporter, title=title, evaluation=evaluation)
+    row = RowMaker(evaluation, setup.recipe, 0, request)("retrain", "retrained", trained.progress)
+    row |= _of_last_rounds(trained) | {RETRAIN_SEED: setup.recipe.seed}
+    return results_of(setup, [row]) | {"training": trained.training}
+
+
 def retrained(recipe: Recipe, cache: Path, reporter: Reporter, title: str = "Retrain: from scratch") -> Progress:
     """Retrain for the recipe's first request alone, from the cache where it is there."""
     return _retrain(recipe, cache, reporter, title).progress
 
 
 def _retrain(recipe: Recipe, cache: Path, reporter: Reporter, title: str) -> Federated:
-    setup = build_setup(recipe)
+    setup = _of_retrain(build_setup(recipe))
     event = recipe.request[0]
     marked = _marked(event, setup.data, recipe)
     evaluation = _evaluation(setup, marked, _request(event))
     data = marked.after(_request(event))
     return train(setup, data, cache, reporter=reporter, title=title, evaluation=evaluation)
+
+
+def _of_retrain(setup: Setup) -> Setup:
+    """The setup that Retrain is trained with: the run's own, unless the recipe gives Retrain a seed of its own."""
+    recipe = setup.recipe
+    if recipe.retrain_seed is None:
+        return setup
+    return setup.with_recipe(dataclasses.replace(recipe, seed=recipe.retrain_seed))
 
 
 def _of_last_rounds(retrained: Federated) -> Row:
@@ -313,6 +394,8 @@ class _RecipeRun:
         reporter: Reporter,
         attached: Attached,
         bundled: BundledRetrain | None = None,
+        *,
+        journal: bool = True,
     ) -> None:
         self.bundled = bundled
         self.setup = setup
@@ -323,7 +406,8 @@ class _RecipeRun:
         self.recipe = setup.recipe
         self.method = setup.method
         self.method_name = setup.recipe.method_name
-        self.simulation = Simulation(setup, out, log=partial(_append_event, out / "events.jsonl"), reporter=reporter)
+        log = partial(_append_event, out / "events.jsonl")
+        self.simulation = Simulation(setup, out, log=log, reporter=reporter, journal=journal)
         self._check_events()
 
     def rows(self) -> Iterator[Row]:
@@ -542,12 +626,14 @@ class _RecipeRun:
         gold = self._train_retrain(data, evaluation)
         params = gold.progress.state.params
         against = evaluation.against(before, params, None)
-        trained_row = row("retrain", "retrained", gold.progress) | against | _of_last_rounds(gold)
+        own = {} if self.recipe.retrain_seed is None else {RETRAIN_SEED: self.recipe.retrain_seed}
+        trained_row = row("retrain", "retrained", gold.progress) | against | _of_last_rounds(gold) | own
         return _Retrained(trained_row, evaluation.accuracy("test", params) or 0.0, params, gold.progress)
 
     def _train_retrain(self, data: FederatedData, evaluation: Evaluation) -> Federated:
         title = "Retrain: from scratch, without them"
-        return train(self.setup, data, self.cache, reporter=self.reporter, title=title, evaluation=evaluation)
+        setup = _of_retrain(self.setup)
+        return train(setup, data, self.cache, reporter=self.reporter, title=title, evaluation=evaluation)
 
     def _recover(
         self, unlearned: UnlearnedRequest, evaluation: Evaluation, retrained: _Retrained | None

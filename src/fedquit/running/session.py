@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
@@ -177,6 +177,9 @@ class Progress:
     costs: Costs
 
 
+Rounds = Generator[Progress, None, None]  # where a phase stands, then each further round
+
+
 def _placed(state: State, device: torch.device) -> State:
     parts = {name: placed(part, device) for name, part in state.kept.items()}
     return replace(state, params=placed(state.params, device), kept=parts)
@@ -190,12 +193,13 @@ def advance(
     file: StateFile,
     rounds: int | None = None,
     meter: Metered | None = None,
-) -> Iterator[Progress]:
+) -> Rounds:
     """Drive a phase: first where it stands (from disk, or `start`), then each further round once it is on disk.
 
     What the memories hold is flushed before each state is stored, so that a run killed at any moment finds memories
     that fit the state it goes on from. A large model in a phase that only simulates what can be simulated again (no
-    journal, a known number of rounds) is stored so seldom that storing it takes a tenth of the time.
+    journal, a known number of rounds) is stored so seldom that storing it takes a tenth of the time; closing the
+    generator stores the last round that is over.
 
     Args:
         session: the federation, with the memories that its clients and the method's watcher write to.
@@ -218,6 +222,13 @@ def advance(
     meter.settle(state)
     yield Progress(state, seconds, meter.costs)
     pace = _Pace(repeatable=rounds is not None and not session.journal)
+    resumed = state
+
+    def store(size: int) -> None:
+        with pace.storing(state.round, size):
+            session.flush()
+            file.save(state, seconds, asdict(meter.costs))
+
     try:
         while rounds is None or state.round < rounds:
             session.enter(phase, state.round)
@@ -229,15 +240,17 @@ def advance(
             meter.settle(state)
             size = _unwritten(session, state)
             if state.round == rounds or pace.is_due(size):
-                with pace.storing(state.round, size):
-                    session.flush()
-                    file.save(state, seconds, asdict(meter.costs))
+                store(size)
             if session.journal:
                 session.journal.clear()
             if state.round == rounds:
                 session.enter(phase, state.round)
                 session.settle()
             yield Progress(state, seconds, meter.costs)
+    except GeneratorExit:
+        if state is not resumed and pace.stored_round != state.round:
+            store(_unwritten(session, state))
+        raise
     finally:
         session.stop()
 

@@ -71,6 +71,18 @@ class Setup:
         words = [self.model.signature(), fingerprint(self.initial), source_of(self.recipe.model.name)]
         return hashlib.blake2b("".join(words).encode(), digest_size=16).hexdigest()
 
+    def with_recipe(self, recipe: Recipe) -> Setup:
+        """Return the setup of another recipe; on the same data and network it shares them, and the captured steps."""
+        if not _on_same_data(self.recipe, recipe):
+            return build_setup(recipe)
+        initial = self.initial
+        if recipe.seed != self.recipe.seed:
+            initial = placed(self.model.init(Address(recipe.seed, "init").seed_for("server")), self.device)
+        training = recipe.train.training()
+        return dataclasses.replace(
+            self, recipe=recipe, training=training, initial=initial, method=recipe.build_method()
+        )
+
     def engine(self, data: FederatedData, homes: Memory) -> Engine:
         """Open the engine that the recipe names.
 
@@ -147,6 +159,12 @@ def build_setup(recipe: Recipe) -> Setup:
     flops = Flops(model, Shape.of(dataset.x, dataset.y), len(data.public))
     training = recipe.train.training()
     return Setup(recipe, data, model, training, initial, recipe.build_method(), flops, trigger, canaries)
+
+
+def _on_same_data(one: Recipe, other: Recipe) -> bool:
+    """Whether two recipes have the same data, network and engine, and nothing planted for a request."""
+    planted = any(recipe.evaluate.backdoor or recipe.audit.canaries for recipe in (one, other))
+    return not planted and (one.data, one.model, one.engine) == (other.data, other.model, other.engine)
 
 
 def _with_canaries(recipe: Recipe, data: FederatedData) -> tuple[FederatedData, Canaries | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedquit.running import lifecycle
 from fedquit.running.costs import Costs, Metered
 from fedquit.running.lifecycle import Hooks, Life, TransitionError
 from fedquit.running.membership import Membership
-from fedquit.running.session import Event, Progress, Session, advance
+from fedquit.running.session import Event, Progress, Rounds, Session, advance
 from fedquit.running.setup import Setup
 from fedquit.running.store import Journal, Memories, StateFile
 from fedquit.running.training_cache import Federated, Reporter, Silent, driven
@@ -62,6 +63,8 @@ class Simulation:
         log: is given each reply as an event.
         reporter: is told how far a phase is.
         fallback: serves requests that the recipe's method cannot serve; without one, such a request is an error.
+        journal: whether every reply of an unlearning is stored before it is acted on, so that no client is asked twice.
+            Simulated clients answer the same again: without a journal a killed run repeats its round, and is faster.
     """
 
     def __init__(
@@ -72,10 +75,12 @@ class Simulation:
         log: Callable[[Event], None] = _ignore,
         reporter: Reporter | None = None,
         fallback: Method | None = None,
+        journal: bool = True,
     ) -> None:
         self.setup = setup
         self.folder = folder
         self.fallback = fallback
+        self.journal = journal
         self.data = setup.data
         self.life = Life(Membership(setup.data.clients))
         self.state = State(setup.initial)  # the model now; its `round` counts those of the phase at hand
@@ -191,7 +196,7 @@ class Simulation:
         trained = self.life.trained(
             self.state, self.setup.initial, self.setup.training, examples, memories.of(self.method_name)
         )
-        session, meter = self._federation(marked, memories, Journal(folder / "journal"))
+        session, meter = self._federation(marked, memories, Journal(folder / "journal") if self.journal else None)
         rounds = method.rounds(trained, request)
 
         def step(state: State) -> State:
@@ -342,10 +347,11 @@ class Simulation:
         return session, Metered(session, lambda: memories.stored(self.method_name, at_home), self.setup.flops)
 
 
-def _told(rounds: Iterator[Progress], after_round: Callable[[Progress], None]) -> Iterator[Progress]:
-    for progress in rounds:
-        after_round(progress)
-        yield progress
+def _told(rounds: Rounds, after_round: Callable[[Progress], None]) -> Rounds:
+    with closing(rounds):
+        for progress in rounds:
+            after_round(progress)
+            yield progress
 
 
 def _hide(memory: Memory, wanted: Callable[[str], bool]) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +26,7 @@ from fedquit.running.costs import Metered
 from fedquit.running.lifecycle import Attached, Hooks
 from fedquit.running.recipe import Recipe, without_later_defaults
 from fedquit.running.rows import LastRounds, PathPoint
-from fedquit.running.session import Progress, Session, advance
+from fedquit.running.session import Progress, Rounds, Session, advance
 from fedquit.running.setup import Setup
 from fedquit.running.store import Memories, StateFile, locked
 from fedquit.utils.names import source_of
@@ -63,6 +64,7 @@ class Federated:
     memories: Memories
     progress: Progress
     last_rounds: Sequence[PathPoint] = ()  # the accuracies after each of its last rounds, where they were recorded
+    training: str = ""  # the hash of what determines it: the name of its folder in the cache
 
 
 def train(
@@ -107,7 +109,7 @@ def train(
     last = recorder.points if recorder and recorder.complete else ()
     examples = {c: len(data.view(c, "all")) for c in data.clients}
     trained = Trained(progress.state.params, setup.initial, setup.training, examples, {})
-    return Federated(trained, memories, progress, last)
+    return Federated(trained, memories, progress, last, folder.name)
 
 
 def reads_last_rounds(recipe: Recipe) -> bool:
@@ -115,11 +117,12 @@ def reads_last_rounds(recipe: Recipe) -> bool:
     return recipe.recover.until == "rounds"
 
 
-def _recorded(rounds: Iterator[Progress], recorder: LastRounds | None) -> Iterator[Progress]:
-    for progress in rounds:
-        if recorder:
-            recorder.record(progress)
-        yield progress
+def _recorded(rounds: Rounds, recorder: LastRounds | None) -> Rounds:
+    with closing(rounds):
+        for progress in rounds:
+            if recorder:
+                recorder.record(progress)
+            yield progress
 
 
 def _repeat(
@@ -140,7 +143,7 @@ def _repeat(
     shutil.rmtree(folder)
 
 
-def _rounds(setup: Setup, data: FederatedData, memories: Memories, file: StateFile, hooks: Hooks) -> Iterator[Progress]:
+def _rounds(setup: Setup, data: FederatedData, memories: Memories, file: StateFile, hooks: Hooks) -> Rounds:
     session = Session(setup.engine(data, memories.clients), setup.recipe.seed, data.clients, memories=memories.own)
     meter = Metered(session, work=setup.flops)
 
@@ -189,8 +192,8 @@ def require_disk(setup: Setup, folder: Path, attached: Attached) -> None:
         )
 
 
-def driven(rounds: Iterator[Progress], reporter: Reporter, title: str, total: int | None) -> Progress:
-    """Let a phase run to its end.
+def driven(rounds: Rounds, reporter: Reporter, title: str, total: int | None) -> Progress:
+    """Let a phase run to its end. A reporter that raises stops it, with the rounds that are over on disk.
 
     Args:
         rounds: of the phase: where it stands, then each further round.
@@ -201,8 +204,9 @@ def driven(rounds: Iterator[Progress], reporter: Reporter, title: str, total: in
     Returns:
         Where it ended.
     """
-    last = next(rounds)
-    reporter.phase(title, total, last.state.round)
-    for last in rounds:
-        reporter.round(last.state.round, "")
+    with closing(rounds):
+        last = next(rounds)
+        reporter.phase(title, total, last.state.round)
+        for last in rounds:
+            reporter.round(last.state.round, "")
     return last

@@ -283,6 +283,8 @@ def _check(recipe: Recipe, seeds: int, references: int, jobs: int, retrain_seeds
                 "--references compares models of other seeds on the same forget data, and canaries are drawn anew for "
                 "each seed: set audit.canaries = 0, or leave --references out."
             )
+    if recipe.retrain_seed is not None:
+        raise InputError("a comparison chooses the seeds of its Retrains: leave retrain_seed out, use --retrain-seeds.")
     if not recipe.retrain:
         raise InputError("a comparison is one with Retrain: set retrain = true in the recipe.")
     if [event.kind for event in recipe.request] != ["forget"]:

@@ -48,7 +48,7 @@ class WorkerPool:
             lane: gives, for the number of a process, the reporter of its progress.
             threads: torch's threads in each process; 0 leaves torch's own choice.
         """
-        self._workers = [_Worker(work, threads, lane(number)) for number in range(jobs)]
+        self._workers = [Worker(work, threads, lane(number)) for number in range(jobs)]
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -64,7 +64,7 @@ class WorkerPool:
         for numbered in enumerate(tasks):
             waiting.put(numbered)
 
-        def serve(worker: _Worker) -> None:
+        def serve(worker: Worker) -> None:
             with suppress(queue.Empty):
                 while not worker.retired:
                     number, task = waiting.get_nowait()
@@ -80,7 +80,7 @@ class WorkerPool:
             yield answers.get()
 
 
-class _Worker:
+class Worker:
     """A process that does one job after the other; it is started, and restarted, when needed."""
 
     def __init__(self, work: str, threads: int, reporter: Reporter) -> None:
@@ -156,7 +156,7 @@ def main(work: str, threads: int) -> None:
     """Do the jobs that arrive on the standard input, line by line, until it is closed.
 
     Args:
-        work: the function that does a job, as `package.module:function`.
+        work: the function that does a job, as `package.module:function`, or a class whose instance does.
         threads: torch's threads; 0 leaves torch's own choice.
     """
     import torch
@@ -165,7 +165,8 @@ def main(work: str, threads: int) -> None:
         torch.set_num_threads(threads)
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # other output goes to the standard error stream, not between the lines of JSON
-    do = cast("Work", imported(work, "work"))
+    named = imported(work, "work")
+    do = cast("Work", named() if isinstance(named, type) else named)
     jobs = queue.SimpleQueue[str]()
 
     def listen() -> None:
