@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from fedquit.cli.options import Cache, on_a_recipe
@@ -56,7 +57,7 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     from fedquit.results.schema import ACCURACIES, number
     from fedquit.results.words import fixed
 
-    table = Table(title=title, **LOOK)
+    table = Table(title=title, **LOOK, padding=(0, 0, 0, 1))  # fits 80 columns
     for name in ("phase", "method", "clients"):
         table.add_column(name)
     held_out = any(number(row.get("holdout_acc")) is not None for row in rows)
@@ -80,13 +81,34 @@ def _print_traces(out: Path, results: Mapping[str, Any]) -> None:
     table = trace_table(requests)
     if table.row_count:
         screen.print(table)
-        screen.print("samples: forget less hold-out accuracy, less Retrain's; distribution: hold-out accuracy less")
-        screen.print("Retrain's; both in points. Together they are the gap in forget accuracy.")
+        screen.print(
+            "samples: forget less hold-out accuracy, less Retrain's; distribution: hold-out accuracy less Retrain's; "
+            "both in points. Together they are the gap in forget accuracy."
+            if any(request.row("retrained") for request in requests)
+            else "samples: forget less hold-out accuracy, in points."
+        )
     for request in requests:
-        sentence = exposed(request.row("recovered"))
-        if sentence:
+        if said := verdicts_in_short(request):
+            screen.print(said, highlight=False, markup=False)
+        if sentence := exposed(request.row("recovered")):
             names = f" The names are for their owners alone: {out / OWNER_FOLDER}" if "named" in sentence else ""
             screen.print(f"{sentence}{names}", **PLAIN)
+
+
+def verdicts_in_short(request: RequestRows) -> str:
+    """What the hold-out says of the method, of the control and of Original and Retrain, in one sentence.
+
+    Args:
+        request: With the rows of its phases; "" comes back where the method has no verdict.
+    """
+    from fedquit.results.words import holdout_verdict
+
+    own = holdout_verdict(request.row("recovered"))
+    if not own:
+        return ""
+    names = {"natural": "Natural, the control", "original": "Original", "retrained": "Retrain"}
+    others = [f"{name}: {word}" for phase, name in names.items() if (word := holdout_verdict(request.row(phase)))]
+    return f"Verdict on the samples of {request.target_in_short}: {'; '.join([f'{request.method}: {own}', *others])}."
 
 
 def trace_table(requests: Sequence[RequestRows]) -> Table:
@@ -115,8 +137,10 @@ def _say_price(rows: list[dict[str, Any]]) -> None:
     from fedquit.results.words import fixed
 
     if any(row["phase"] == "natural" for row in rows):
-        screen.print("natural: the control, which unlearns nothing. The client leaves, and training goes on without it")
-        screen.print("for as many rounds as unlearning and recovery took together.")
+        screen.print(
+            "natural: the control, which unlearns nothing. The client leaves, and training goes on without it for as "
+            "many rounds as unlearning and recovery took together."
+        )
     for row in rows:
         longer = {key: number(row.get(f"retrain_longer_{key}")) for key in ON_PATH}
         if longer["test_acc"] is not None:
@@ -316,19 +340,27 @@ _COLUMNS = {
 def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path) -> None:
     from fedquit.results.summary import natural_averaged
 
-    title = f"{escape(recipe.title) or 'Comparison'}: in %, (gap to Retrain ± deviation)"
-    screen.print(comparison_table(title, lines))
-    screen.print("unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain,")
-    screen.print("with the work of clients and server, for unlearning and recovery together.")
-    screen.print("retrain again: Retrain with another seed; its gaps are the Retrain-vs-Retrain spread.")
+    title = escape(recipe.title) or "Comparison"
+    screen.print(short_table(title, lines))
+    screen.print(
+        "vs Retrain: over forget and retain accuracy and both attacks. forget gap: the mean absolute gap in forget "
+        "accuracy to Retrain, in points. Natural is the control: nothing is "
+        "unlearned, training goes on without the client for as many rounds. hold-out: forget data against data of the "
+        "same clients that never trained; forgotten is within the margin."
+    )
+    if _fits(comparison_table("In %, (gap to Retrain ± deviation)", lines)):
+        screen.print(
+            "unlearned: test/forget accuracy before recovery; bytes, epochs, FLOPs: times cheaper than Retrain, with "
+            "the work of clients and server, for unlearning and recovery together. retrain again: Retrain with another "
+            "seed; its gaps are the Retrain-vs-Retrain spread."
+        )
     _print_verdicts(lines)
     controlled = [line for line in lines if line.natural]
     if controlled:
-        screen.print(control_table(controlled, last=natural_averaged(controlled)))
-        screen.print("Natural is the control: nothing is unlearned, training goes on without the client.")
+        _fits(control_table(controlled, last=natural_averaged(controlled)))
         _print_leaving(controlled)
     if any(line.budgets for line in lines):
-        screen.print(budget_table(lines))
+        _fits(budget_table(lines))
     _print_holdout_verdicts(lines)
     _print_paired(lines)
     _print_references(lines)
@@ -336,6 +368,49 @@ def _print_comparison(recipe: Recipe, lines: Sequence[MethodSummary], out: Path)
         for why in line.failures:
             screen.print(f"[bold]{escape(line.method)}[/] failed: {escape(why)}", highlight=False, soft_wrap=True)
     screen.print(f"Report: {out / 'report.html'}\nTable: {out / 'comparison.json'}", **PLAIN)
+
+
+def _fits(table: Table) -> bool:
+    """Print a table, or where the terminal cuts it, how many columns it needs; return whether it was printed."""
+    needed = Measurement.get(screen, screen.options.update(max_width=10_000), table).maximum
+    if needed <= screen.width or not screen.is_terminal:
+        screen.print(table)
+        return True
+    screen.print(f"{table.title}: this table needs {needed} columns; the report has it, too.", highlight=False)
+    return False
+
+
+def short_table(title: str, lines: Sequence[MethodSummary]) -> Table:
+    """Each method, its control and its verdicts in few words: a table for 80 columns.
+
+    Args:
+        title: In the markup of rich.
+        lines: Of `comparison.json`.
+    """
+    from fedquit.results.verdicts import OVERALL
+    from fedquit.results.words import fixed
+
+    table = Table(title=title, **LOOK, padding=(0, 0, 0, 1))
+    table.add_column("method", no_wrap=True)
+    table.add_column("vs Retrain")
+    table.add_column("forget gap", justify="right", no_wrap=True)
+    table.add_column("Natural's", justify="right", no_wrap=True)
+    table.add_column("hold-out")
+    for line in lines:
+        if line.phase not in ("original", "retrained", "recovered") or not line.runs:
+            continue
+        judged = line.verdicts.get(OVERALL) or line.verdicts.get("forget_acc")
+        untested = "not tested" if line.phase == "recovered" else ""
+        gap = line.gaps.get("forget_acc")
+        natural = line.natural_gaps.get("forget_acc")
+        gaps = ["" if value is None else fixed(value) for value in (gap, natural)]
+        words: dict[str, float] = {}
+        for verdict, number in line.holdout_verdicts.items():
+            word = verdict.partition(":")[0].removesuffix(" within the margin")
+            words[word] = words.get(word, 0) + number
+        held = ", ".join(f"{number:g} {word}" for word, number in words.items())
+        table.add_row(escape(line.method), judged.word if judged else untested, *gaps, held)
+    return table
 
 
 def _print_verdicts(lines: Sequence[MethodSummary]) -> None:
@@ -501,9 +576,11 @@ def _print_holdout_verdicts(lines: Sequence[MethodSummary]) -> None:
     for line in known:
         counts = ", ".join(f"{number:g} × {verdict}" for verdict, number in line.holdout_verdicts.items())
         table.add_row(escape(line.method), counts, *_parts(line))
-    screen.print(table)
+    if not _fits(table):
+        return
     screen.print(
-        "samples: forget less hold-out accuracy, less Retrain's; distribution: hold-out accuracy less Retrain's."
+        "samples: forget less hold-out accuracy, less Retrain's; distribution: hold-out accuracy less Retrain's; both "
+        "in points."
     )
 
 
@@ -535,7 +612,7 @@ def _print_references(lines: Sequence[MethodSummary]) -> None:
     known = [line for line in lines if line.references]
     if not known:
         return
-    screen.print(models_table(known))
+    _fits(models_table(known))
     for line in known:
         needed = line.references["tests"]["forget"].get("models_needed")
         if needed:
@@ -558,7 +635,7 @@ def _print_references(lines: Sequence[MethodSummary]) -> None:
         for name, form in _MANY.values():
             cells.append(form.format(_value(line.references[name])) + _of_retrain(line.references, name, form))
         table.add_row(escape(line.method), *cells)
-    screen.print(table)
+    _fits(table)
     screen.print("LiRA, RMIA: TPR at 1 % FPR; F: 1 is alike, equal models get about 0.2.")
 
 
