@@ -293,6 +293,20 @@ def test_another_original_is_told_by_its_distance_in_accuracy(tmp_path: Path, bu
     assert "forget accuracy +1.50 points" in page
 
 
+def test_what_was_recorded_in_full_precision_is_not_computed_again_from_halves(tmp_path: Path, bundle: Path) -> None:
+    other = tmp_path / "bundle"
+    shutil.copytree(bundle, other)
+    file = other / "retrain-client1-seed0.json"
+    record = json.loads(file.read_text())
+    recorded = {"auc": 0.123, "auc_low": 0.1, "auc_high": 0.2, "tail_p": 0.9, "entropy_ks": 0.01, "tpr_at_0.01": 0.77}
+    record["rows"]["1"][-1] |= recorded | {"holdout_verdict": "recorded without Original"}
+    file.write_text(json.dumps(record))
+    row = by_phase(run(recipe(), tmp_path / "run", retrain_from=other))["retrained"]
+    assert {key: row[key] for key in recorded} == recorded
+    assert row["holdout_verdict"] != "recorded without Original", "the verdict needs Original"
+    assert row["original_auc_low"] is not None
+
+
 def test_a_record_without_paths_has_no_retain_accuracy_over_the_last_rounds_and_says_so(
     tmp_path: Path, bundle: Path
 ) -> None:
