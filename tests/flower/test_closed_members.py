@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from fedquit.cli import app as fedquit
 from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed import apps, bundle, requests, rules, sites
-from fedquit.flower.closed.app_user import AppUser, copy_for, require_access
+from fedquit.flower.closed.app_user import AppUser, copy_for, hand_over_tree, require_access
 from fedquit.flower.closed.authority import new_key
 from fedquit.flower.closed.bundle import Bundle
 from fedquit.flower.closed.private_files import make_private_folder
@@ -466,6 +466,14 @@ def test_the_user_of_apps_gets_copies_and_cannot_read_the_keys(project: Project,
     (copy,) = copy_for(user, folder, project.secret)
     assert (folder.stat().st_uid, copy.stat().st_uid) == (user.uid, user.uid)
     assert modes(folder) == {".": "0o700", "superexec.secret": "0o600"}
+    target = tmp_path / "of-root"
+    target.touch()
+    (folder / "link").symlink_to(target)
+    hand_over_tree(folder, user)
+    assert target.stat().st_uid == 0, "a link that the user made gives it nothing"
+    (tmp_path / "linked").symlink_to(folder)
+    with pytest.raises(StoreError, match="is a link"):
+        make_private_folder(tmp_path / "linked")
     readable = ["cat", str(project.folder / "ca.key")]
     done = subprocess.run(readable, user=user.uid, group=user.gid, extra_groups=[], capture_output=True, check=False)
     assert done.returncode != 0

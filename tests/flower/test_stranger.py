@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import ssl
 import subprocess
@@ -22,9 +23,11 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 
+from fedquit.errors import StoreError
 from fedquit.flower.closed import apps
+from fedquit.flower.closed.private_files import write_private_json
 from fedquit.flower.closed.project import Project
-from fedquit.flower.closed.service import Federation, open_federation
+from fedquit.flower.closed.service import Federation, Registrar, open_federation
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.commands import Value
 from fedquit.flower.deploy.control import Control
@@ -169,3 +172,23 @@ def test_much_data_from_nobody_costs_the_server_nothing(scene: Scene) -> None:
     with contextlib.closing(connection), contextlib.suppress(*CUT):  # it may be cut before all is sent
         assert post(connection, "/v1/fleet/push-object", body, key)[0] == 413
     assert scene.superlink_bytes() < before + 50_000_000
+
+
+def test_a_second_server_on_the_same_state_is_refused_at_once(scene: Scene) -> None:
+    said: list[str] = []
+    second = open_federation(scene.project, scene.folder / "state", say=said.append)
+    with pytest.raises(StoreError, match="another `fedquit flower serve` runs"):
+        second.__enter__()
+    assert not any("the SuperLink starts" in line for line in said)
+
+
+def test_a_key_that_the_superlink_does_not_know_by_its_number_is_registered_again(scene: Scene) -> None:
+    (fingerprint,) = scene.project.sites["hospital-0"].fingerprints
+    memo = scene.folder / "memo" / "registered.json"
+    write_private_json(memo, {fingerprint: 1})  # of a database that was replaced
+    said: list[str] = []
+    registrar = Registrar(scene.project, scene.folder / "memo", scene.federation.control, memo, None, said.append)
+    registrar.forget_unknown_nodes()
+    registrar.bring_up_to_date()
+    assert "hospital-0 is registered already." in said, "the SuperLink was asked"
+    assert json.loads(memo.read_text()) == {fingerprint: None}

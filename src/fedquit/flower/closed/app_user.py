@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedquit.errors import InputError
-from fedquit.flower.closed.private_files import FILE_MODE, make_private_folder, write_private
+from fedquit.flower.closed.private_files import make_private_folder, write_private
 
 SAME_USER = (
     "warning: app code runs as the user who owns the keys and could read them; start this as root with --app-user to "
@@ -43,15 +43,14 @@ class AppUser:
 def hand_over(path: Path, user: AppUser | None) -> Path:
     """Make a user the owner of a file or folder; nothing changes without a user."""
     if user:
-        os.chown(path, user.uid, user.gid)
+        os.chown(path, user.uid, user.gid, follow_symlinks=False)  # a link could point anywhere
     return path
 
 
 def hand_over_tree(folder: Path, user: AppUser | None) -> Path:
     """Make a user the owner of a folder and of all that is in it; nothing changes without a user."""
     for path in [folder, *folder.rglob("*")] if user else []:
-        if not path.is_symlink():
-            hand_over(path, user)
+        hand_over(path, user)
     return folder
 
 
@@ -69,9 +68,7 @@ def copy_for(user: AppUser | None, folder: Path, *files: Path) -> list[Path]:
     hand_over(make_private_folder(folder), user)
     copies = []
     for file in files:
-        copy = write_private(folder / file.name, file.read_bytes())
-        copy.chmod(FILE_MODE)
-        copies.append(hand_over(copy, user))
+        copies.append(hand_over(write_private(folder / file.name, file.read_bytes()), user))
     return copies
 
 

@@ -19,6 +19,8 @@ FILE_MODE = 0o600
 
 def make_private_folder(path: Path) -> Path:
     """Make a folder that only its owner can enter, or close one that is there."""
+    if path.is_symlink():  # whoever made it could point it anywhere
+        raise StoreError(f"{path} is a link: give the folder itself.")
     try:
         path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         path.chmod(FOLDER_MODE)
@@ -64,6 +66,25 @@ def exclusive(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def only_one(path: Path, otherwise: str) -> Iterator[None]:
+    """Hold a lock file for as long as the `with` lasts, which no other process may have.
+
+    Args:
+        path: the lock file.
+        otherwise: the sentence of the `StoreError` where another process has it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreError(otherwise) from error
         yield
     finally:
         os.close(descriptor)

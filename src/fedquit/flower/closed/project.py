@@ -165,6 +165,16 @@ class Project:
         return self.folder / "superexec.secret"
 
     @property
+    def server(self) -> Path:
+        """What `serve` keeps of its own: logs, and which keys are registered."""
+        return self.folder / "server"
+
+    @property
+    def front_log(self) -> Path:
+        """Who was refused at the front, and why: one JSON object a line."""
+        return self.server / "front.jsonl"
+
+    @property
     def loopback_folder(self) -> Path:
         """Where the SuperLink's own certificate lies, which only the front and the operator see."""
         return self.folder / "loopback"

@@ -24,7 +24,7 @@ from fedquit.errors import FedquitError, InputError
 from fedquit.flower.closed import pair
 from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over, hand_over_tree, require_access
 from fedquit.flower.closed.apps import archive, read_trust_file, signatures
-from fedquit.flower.closed.private_files import make_private_folder, write_private, write_private_json
+from fedquit.flower.closed.private_files import make_private_folder, only_one, write_private, write_private_json
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.sites import FILE, Site
@@ -82,7 +82,7 @@ def serve(
     """
     require_signed(plan.app, project)
     with open_federation(project, state, app_user=app_user, patience=plan.patience, say=say) as federation:
-        memo = state / FOLDER / "run.json"
+        memo = project.server / "run.json"
         return run_until_finished(plan, federation.control, memo, superlink=federation.superlink, say=say, hear=hear)
 
 
@@ -115,6 +115,19 @@ def open_federation(
     """
     project = Project(project.folder.resolve())  # processes start in other folders
     state = make_private_folder(state.resolve())
+    make_private_folder(project.server)
+    with (
+        only_one(project.server / "lock", f"another `fedquit flower serve` runs {project.folder}: stop it first."),
+        _processes(project, state, app_user, patience, say) as federation,
+    ):
+        yield federation
+
+
+@contextlib.contextmanager
+def _processes(
+    project: Project, state: Path, app_user: AppUser | None, patience: float, say: Say
+) -> Iterator[Federation]:
+    """As `open_federation`. The state directory is the app user's: what root writes itself lies with the project."""
     folder = make_private_folder(state / FOLDER)
     hand_over_tree(state, app_user)
     require_access(folder, app_user)
@@ -125,13 +138,14 @@ def open_federation(
     address = f"{LOOPBACK}:{settings.superlink_port}"
     with ProcessGroup() as group:
         link = _start_superlink(group, project, folder, app_user, say)
-        front = _start_front(group, project, folder, say)
-        control = Control(address, project.loopback.authority, folder / "flower-home", group.mark_of("control"))
+        front = _start_front(group, project, say)
+        home = project.server / "flower-home"
+        control = Control(address, project.loopback.authority, home, group.mark_of("control"))
         try:
             wait_for_superlink(control, patience, link, say)
-            registrar = _Registrar(project, state, control, folder / "registered.json", app_user, say)
+            registrar = Registrar(project, state, control, project.server / "registered.json", app_user, say)
             with registrar.following():
-                say(f"sites reach this federation at {settings.address}; the front's log is {folder / 'front.jsonl'}.")
+                say(f"sites reach this federation at {settings.address}; the front's log is {project.front_log}.")
                 yield Federation(control, link, front)
         finally:
             link.stop()
@@ -155,25 +169,17 @@ def _start_superlink(
         _described(command, app_user, variables, folder / "run"),
         _described(superexec_command(port, tls.authority, secret), app_user, variables, folder / "run"),
     ]
-    log = folder / "logs" / "superlink.log"
+    log = project.server / "logs" / "superlink.log"
     say(f"the SuperLink starts on loopback; its log is {log}.")
-    return SupervisedProcess(
-        group, "superlink", pair_command(both), log, environment(folder / "flower-home"), say=say
-    ).start()
+    env = environment(project.server / "flower-home")
+    return SupervisedProcess(group, "superlink", pair_command(both), log, env, say=say).start()
 
 
-def _start_front(group: ProcessGroup, project: Project, folder: Path, say: Say) -> SupervisedProcess:
-    log = folder / "front.jsonl"
-    command = [sys.executable, "-m", "fedquit.flower.closed.front", str(project.folder.resolve()), str(log.resolve())]
-    return SupervisedProcess(
-        group,
-        "front",
-        command,
-        folder / "logs" / "front.log",
-        environment(folder / "flower-home"),
-        backoff=FOR_EVER,
-        say=say,
-    ).start()
+def _start_front(group: ProcessGroup, project: Project, say: Say) -> SupervisedProcess:
+    command = [sys.executable, "-m", "fedquit.flower.closed.front", str(project.folder), str(project.front_log)]
+    log = project.server / "logs" / "front.log"
+    env = environment(project.server / "flower-home")
+    return SupervisedProcess(group, "front", command, log, env, backoff=FOR_EVER, say=say).start()
 
 
 def superexec_command(port: int, authority: Path, secret: Path) -> list[str]:
@@ -207,7 +213,7 @@ def pair_command(descriptions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 @dataclass
-class _Registrar:
+class Registrar:
     """Registers the keys of sites at the SuperLink, and unregisters those that no longer count."""
 
     project: Project
@@ -222,6 +228,7 @@ class _Registrar:
     def following(self) -> Iterator[None]:
         """Bring the SuperLink up to date now, and then after every change of the list of sites."""
         version = self._version()
+        self.forget_unknown_nodes()
         self.bring_up_to_date()
         thread = threading.Thread(target=self._follow, args=(version,), daemon=True)
         thread.start()
@@ -245,6 +252,13 @@ class _Registrar:
             except (FedquitError, OSError) as error:  # the front refuses whom it must meanwhile
                 self.say(f"the list of sites could not be carried to the SuperLink and is tried again: {error}")
                 self._stop.wait(10 * WATCH)
+
+    def forget_unknown_nodes(self) -> None:
+        """Register again what the SuperLink does not know, for example because its database was replaced."""
+        if self.memo.exists():
+            known = {int(node["node-id"]) for node in self.control.nodes()}
+            registered = {key: node for key, node in read_json(self.memo).items() if node in known}
+            write_private_json(self.memo, registered)
 
     def bring_up_to_date(self) -> None:
         """Write who takes part for the server app, register new keys, and unregister those given up."""
@@ -296,14 +310,14 @@ class SiteRun:
 
     @property
     def folder(self) -> Path:
-        """Where logs and what the app's process needs lie."""
-        return self.home / "flower"
+        """Where the node's own files lie: with the keys, and not in the home, which is the app user's."""
+        return self.site.folder / "node"
 
     def command(self, node: Node) -> list[str]:
         """The command that runs the node and, beside it, the process that runs apps."""
         site = self.site
         tls = site.loopback()
-        run = self.folder / "run"
+        run = self.home / "flower"
         authority, secret = copy_for(self.app_user, run, tls.authority, site.secret())
         home = hand_over(make_private_folder(run / "flower-home"), self.app_user)
         flower = supernode_command(node, str(site.about["address"]), site.authority, tls)[1:]
@@ -333,9 +347,7 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
     if not run.home.exists():
         hand_over(make_private_folder(run.home), run.app_user)
     make_private_folder(run.folder)
-    if run.app_user:
-        run.folder.chmod(0o711)  # the app's process has a folder below
-    else:
+    if run.app_user is None:
         say(SAME_USER)
     require_access(run.home, run.app_user)
     name = str(about["name"])

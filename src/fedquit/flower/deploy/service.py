@@ -28,8 +28,8 @@ from fedquit.flower.sqlite_wipe import DATABASE, wipe_traces
 
 OPEN_PORT = (
     "warning: whoever can reach {address} can run code on this machine and on every node, with TLS and registered keys "
-    "too, because Flower's control API asks for no authentication; keep the port behind a firewall or a tunnel "
-    "(see SECURITY.md)."
+    "too, because Flower's control API asks for no authentication; use a closed federation (--project, see "
+    "docs/operate.md), or keep the port behind a firewall or a tunnel (see SECURITY.md)."
 )
 
 
