@@ -442,9 +442,14 @@ def test_what_happens_in_the_wrong_phase_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TransitionError, match="has been trained"):
         simulation.leave_untrained(request, simulation.data)
     recovery = simulation.recovery(unlearned)
-    simulation.erase(unlearned, next(recovery.rounds), recovery.memories)
+    recovered = next(recovery.rounds)
+    simulation.erase(unlearned, recovered, recovery.memories)
     with pytest.raises(TransitionError, match="in phase 'train-1' has nothing to recover from"):
         simulation.recovery(unlearned)
+    with pytest.raises(TransitionError, match="in phase 'train-1' has no recovery to follow"):
+        simulation.follow(unlearned, recovered, recovery.memories)
+    with pytest.raises(TransitionError, match="in phase 'train-1' serves no request"):
+        simulation.natural(unlearned, simulation.state)
 
 
 def test_a_method_whose_unlearning_is_all_that_it_does_takes_no_round_of_recovery() -> None:
