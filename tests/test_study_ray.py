@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -23,7 +24,9 @@ from test_kill import HERE, environment
 def test_a_study_survives_the_death_of_a_node_of_the_cluster(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "ray_study.py"), str(tmp_path / "work")]
     patient = {"RAY_raylet_start_wait_time_s": "300", "RAY_gcs_server_request_timeout_seconds": "300"}
-    done = subprocess.run(command, env={**environment(), **patient}, capture_output=True, text=True, check=False)
+    with TemporaryDirectory(prefix="ray-") as own:  # else whoever calls `ray.init()` meanwhile joins this cluster
+        found = {**environment(), **patient, "RAY_TMPDIR": own}
+        done = subprocess.run(command, env=found, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["begun"] >= 2, "both nodes were at work when one was killed"
