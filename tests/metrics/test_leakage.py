@@ -30,8 +30,8 @@ def test_a_fall_on_the_forgotten_alone_gives_every_one_of_them_away() -> None:
     before, after = with_phi(np.full(200, 5.0)), with_phi(np.full(200, 1.0))
     found = leakage((before, after), (after, after))
     assert found.auc.value == 1
-    assert [t.tpr.value for t in found.tpr] == [1, 1]
-    assert [t.enough for t in found.tpr] == [True, False]  # 200 outsiders can speak of 1 %, not of 0.1 %
+    assert [(t.asked, t.tpr.value) for t in found.tpr] == [(0.05, 1), (0.01, 1), (0.001, 1)]
+    assert [t.enough for t in found.tpr] == [True, True, False]  # 200 outsiders can speak of 1 %, not of 0.1 %
 
 
 def test_the_same_fall_everywhere_gives_nobody_away() -> None:
