@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HIDE = "import sys; sys.modules.update(flwr=None, transformers=None)\n"
+HIDE = "import sys; sys.modules.update(flwr=None, transformers=None, cryptography=None, h11=None)\n"
 IMPORT_ALL = """
 import importlib, json, pkgutil, warnings
 import fedquit
@@ -60,6 +60,8 @@ def test_every_module_but_flowers_own_can_be_imported(tmp_path: Path) -> None:
         ("flower", ["flower", "demo"]),
         ("flower", ["flower", "serve", ".", "--state", "s"]),
         ("flower", ["flower", "node", "--superlink", "h:1", "--home", "h"]),
+        ("flower", ["flower", "init", "project", "--host", "localhost"]),
+        ("flower", ["flower", "join", "site"]),
         ("transformers", ["run", "settings/cifar100-lda-mit-b0", "--smoke", "--out", "out"]),
         ("bench", ["bench", "round", "--peers", "flower"]),
     ],

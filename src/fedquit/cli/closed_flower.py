@@ -36,9 +36,9 @@ def init(
     certificate_days: Annotated[float, typer.Option(help="For how long a certificate is valid.")] = 14.0,
 ) -> None:
     """Make a closed federation: its authority, the key that signs apps, the server's settings, a list of sites."""
+    _require_extra()
     from fedquit.flower.closed.project import Project, Settings
 
-    _require_extra()
     project = Project.init(folder, Settings(host, port, listen, superlink_port, certificate_days))
     _say(f"{folder} holds the project: sites reach it at {project.settings.address}. Back the folder up.")
     _say(f"Sign the app with `fedquit flower sign APP --project {folder}`, then enrol the sites.")
@@ -50,10 +50,10 @@ def join(
     new: Annotated[bool, typer.Option("--new", help="Make a new node key too: the old one may be known.")] = False,
 ) -> None:
     """At a site: make its keys and a request for the operator; then, with --bundle, take the operator's answer."""
+    _require_extra()
     from fedquit.flower.closed.bundle import Bundle
     from fedquit.flower.closed.site_folder import SiteFolder
 
-    _require_extra()
     site = SiteFolder(folder)
     if bundle is not None:
         site.install(Bundle.unpack(_content(bundle)))
@@ -76,9 +76,9 @@ def enrol(
     out: BundleOut = None,
 ) -> None:
     """Admit a site: sign its request and write the bundle that goes back to it."""
+    _require_extra()
     from fedquit.flower.closed.project import Project
 
-    _require_extra()
     content = _compared(request, fingerprint)
     _issue(name, out, lambda deliver: Project.open(project).enrol(name, content, examples, deliver))
 
@@ -87,18 +87,18 @@ def rotate(
     name: Name, request: RequestFile, project: ProjectFolder, fingerprint: Fingerprint = "", out: BundleOut = None
 ) -> None:
     """Give a site new keys and a new certificate: it stays the same site. What it had before is refused."""
+    _require_extra()
     from fedquit.flower.closed.project import Project
 
-    _require_extra()
     content = _compared(request, fingerprint)
     _issue(name, out, lambda deliver: Project.open(project).rotate(name, content, deliver))
 
 
 def revoke(name: Name, project: ProjectFolder) -> None:
     """Remove a site for good: it is cut off within a second. What the model learned from it stays in the model."""
+    _require_extra()
     from fedquit.flower.closed.project import Project
 
-    _require_extra()
     Project.open(project).revoke(name)
     _say(f"{name} is revoked. To remove what the model learned from it: fedquit request --server STATE --client {name}")
 
@@ -109,10 +109,10 @@ def sign(
     key: Annotated[Path | None, typer.Option(help="The key that signs; DIR/release.key if not given.")] = None,
 ) -> None:
     """Sign an app as it is now: sites run no other."""
+    _require_extra()
     from fedquit.flower.closed import apps
     from fedquit.flower.closed.project import Project
 
-    _require_extra()
     opened = Project.open(project)
     release_key = apps.load_release_key(key or project / "release.key")
     if apps.key_id(release_key.public_key()) not in apps.read_trust_file(opened.trust):
@@ -123,9 +123,9 @@ def sign(
 
 def renew(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of this site's keys.")]) -> None:
     """At a site: get the next certificate now. A running node does so by itself after half of a certificate's life."""
+    _require_extra()
     from fedquit.flower.closed.site_folder import SiteFolder
 
-    _require_extra()
     site = SiteFolder(folder)
     site.renew()
     _say(f"{site.about['name']} has a new certificate, valid for {site.seconds_left() / 86_400:.1f} days.")
