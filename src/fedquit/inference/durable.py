@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedquit.inference.gaps import CANNOT_TELL, LEVEL, GapSample, GapVerdict, Margin, rounded_p, tested, why_not
-from fedquit.inference.multiplicity import holm
+from fedquit.inference.multiplicity import holm_in_two_families
 
 DURABLE = "durable"
 NOT_DURABLE = "not durable"
@@ -59,17 +59,8 @@ def judge_durable(
     for method, by_window in samples.items():
         each = {end: tested(sample, margin, tests) for end, sample in by_window.items()}
         found[method] = _over_windows(each, windows, len(samples))
-    differs = holm([1.0 if verdict.p is None else verdict.p for verdict in found.values()])
-    alike = holm([1.0 if verdict.equivalence_p is None else verdict.equivalence_p for verdict in found.values()])
-    verdicts = {}
-    for (method, verdict), p, equivalent in zip(found.items(), differs, alike, strict=True):
-        adjusted = replace(
-            verdict,
-            p=None if verdict.p is None else p,
-            equivalence_p=None if verdict.equivalence_p is None else equivalent,
-        )
-        verdicts[method] = _worded(adjusted, samples[method], windows, margin)
-    return verdicts
+    adjusted = holm_in_two_families(found)
+    return {method: _worded(verdict, samples[method], windows, margin) for method, verdict in adjusted.items()}
 
 
 def _over_windows(each: Mapping[int, GapVerdict], windows: Sequence[int], methods: int) -> DurableVerdict:

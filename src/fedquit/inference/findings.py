@@ -20,9 +20,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedquit.errors import InputError
+from fedquit.inference.gaps import share_at_least
 
 LEVEL = 0.05
-_LISTED = 16  # targets whose sign patterns are all listed; beyond, as many patterns are drawn
+_DRAWN = 2**16  # patterns of signs, where there are too many to count
 
 
 def less_p(one: Sequence[float], other: Sequence[float]) -> float:
@@ -36,16 +37,8 @@ def less_p(one: Sequence[float], other: Sequence[float]) -> float:
         other: The other value of the same targets, in the same order.
     """
     differences = np.asarray(other, dtype=np.float64) - np.asarray(one, dtype=np.float64)
-    targets = len(differences)
-    if not targets:
-        return 1.0
-    if targets <= _LISTED:
-        patterns = np.arange(2**targets)[:, None] >> np.arange(targets) & 1
-    else:
-        patterns = np.random.default_rng(0).integers(0, 2, size=(2**_LISTED, targets))
-        patterns[0] = 0
-    sums = (1 - 2 * patterns) @ differences
-    return float(np.mean(sums >= differences.sum() - 1e-9))
+    signed = [np.array([value, -value]) for value in differences]
+    return share_at_least(signed, float(differences.sum()), _DRAWN, both_tails=False)
 
 
 def at_least_p(p_values: Sequence[float], needed: int) -> float:

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedquit.errors import InputError
-from fedquit.inference.multiplicity import holm
+from fedquit.inference.multiplicity import holm_in_two_families
 
 LEVEL = 0.05
 POWER = 0.8  # of the sizes that are said to tell
@@ -556,17 +556,7 @@ def judge(
     """
     hypotheses = len(samples)
     each = {key: tested(sample, margin, hypotheses) for key, sample in samples.items()}
-    differs = holm([1.0 if verdict.p is None else verdict.p for verdict in each.values()])
-    alike = holm([1.0 if verdict.equivalence_p is None else verdict.equivalence_p for verdict in each.values()])
-    verdicts = {}
-    for (key, verdict), p, equivalent in zip(each.items(), differs, alike, strict=True):
-        adjusted = replace(
-            verdict,
-            p=None if verdict.p is None else p,
-            equivalence_p=None if verdict.equivalence_p is None else equivalent,
-        )
-        verdicts[key] = _worded(adjusted, samples[key], margin)
-    return verdicts
+    return {key: _worded(one, samples[key], margin) for key, one in holm_in_two_families(each).items()}
 
 
 def tested(sample: GapSample, margin: Margin | None, hypotheses: int) -> GapVerdict:

@@ -38,7 +38,7 @@ from fedquit.inference.gaps import (
     share_at_least,
     targets_for_equivalence,
 )
-from fedquit.inference.multiplicity import holm
+from fedquit.inference.multiplicity import holm_in_two_families
 
 DIFFERS_FROM_LEAVING = "differs from leaving"
 NO_BENEFIT = "no benefit over leaving"
@@ -160,17 +160,7 @@ def judge_leaving(
             called "no benefit over leaving".
     """
     tested = {key: _tested(sample, margin, len(samples)) for key, sample in samples.items()}
-    differs = holm([1.0 if verdict.p is None else verdict.p for verdict in tested.values()])
-    alike = holm([1.0 if verdict.equivalence_p is None else verdict.equivalence_p for verdict in tested.values()])
-    verdicts = {}
-    for (key, verdict), p, equivalent in zip(tested.items(), differs, alike, strict=True):
-        adjusted = replace(
-            verdict,
-            p=None if verdict.p is None else p,
-            equivalence_p=None if verdict.equivalence_p is None else equivalent,
-        )
-        verdicts[key] = _worded(adjusted, samples[key], margin)
-    return verdicts
+    return {key: _worded(one, samples[key], margin) for key, one in holm_in_two_families(tested).items()}
 
 
 def _tested(sample: LeavingSample, margin: Margin | None, hypotheses: int) -> LeavingVerdict:

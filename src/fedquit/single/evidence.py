@@ -19,8 +19,6 @@ from fedquit.distill.virtual_teacher import check_labels
 from fedquit.errors import InputError
 from fedquit.inference.trace import MARGIN
 
-SETS = ("forget", "holdout", "retain", "test")
-
 
 @dataclass(frozen=True)
 class Evidence:
