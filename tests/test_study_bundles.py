@@ -3,17 +3,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
+from fedquit import models
 from fedquit.cli import app
 from fedquit.errors import InputError, StoreError
 from fedquit.results.bundles import read_bundle
+from fedquit.running.bundles import setting_key
+from fedquit.running.recipe import ModelRecipe
+from fedquit.running.setup import build_setup
 from study_world import BLOCK, RECIPE, carried_out, planned, records
+from worlds import tiny
 
 NAMED = {"forget_js"}  # what a bundle cannot give
 ADDED = {"source", "left_empty"}
@@ -113,3 +120,13 @@ def test_the_command_says_where_retrain_came_from(recorded: Path, tmp_path: Path
     words = " ".join(shown.output.split())
     assert "Retrain without 0 is from the bundle tiny (seed 10, cpu in" in words
     assert "Left empty, as a bundle has no weights: forget_js" in words
+
+
+def test_a_newer_torch_that_says_more_of_a_layer_leaves_the_key_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = dataclasses.replace(tiny(), model=ModelRecipe("cnn"))
+    before = setting_key(build_setup(recipe))
+    monkeypatch.setattr(nn.Conv2d, "extra_repr", lambda _: "and more")
+    assert "and more" in build_setup(recipe).model.signature()
+    assert setting_key(build_setup(recipe)) == before
+    monkeypatch.setattr(models, "MODELS", {**models.MODELS, "cnn": models.MODELS["mlp"]})
+    assert setting_key(build_setup(recipe)).training != before.training

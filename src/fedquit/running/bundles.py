@@ -2,7 +2,8 @@
 """Retrain from a reference bundle: which one fits a recipe, and what of it a run can use.
 
 The hash by which a training lies in the cache has the bits of its first parameters in it, which differ between versions
-of torch and between processors. The key of a bundle has not: it names data, partition, and how the training goes.
+of torch and between processors. The key of a bundle has not: it names data, partition, and how the training goes. Nor
+has it the text of the layers, to which new versions of torch add arguments.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def setting_key(setup: Setup) -> SettingKey:
     training = {
         "schema": CACHE_SCHEMA,
         "model": without_later_defaults(plain["model"], type(recipe.model), "model"),
-        "layers": setup.model.signature(),
+        "layers": setup.model.layers(),
         "source": source_of(recipe.model.name),
         "train": without_later_defaults(plain["train"], type(recipe.train), "train"),
         "precision": setup.precision,
