@@ -229,7 +229,10 @@ def test_natural_stands_beside_every_method_of_a_comparison(tmp_path: Path, caps
     verdict = by_method["fedquit"].leaving["forget_acc"]
     assert (verdict.word, verdict.design, verdict.targets, verdict.hypotheses) == ("cannot tell", "shared", 2, 4)
     paths = [outcome.at("recovered")["path"] for outcome in outcomes if outcome.method == "fedquit"]
-    last = [sum(point["forget_acc"] for point in path[-10:]) / 10 for path in (*paths, *stored["controls"].values())]
+    stop = rounds["fedquit"]
+    both = [path[stop - 9 : stop + 1] for path in (*paths, *stored["controls"].values())]
+    assert {path[-1]["round"] for path in both} == {stop}, "the rounds that follow have windows of their own"
+    last = [sum(point["forget_acc"] for point in path) / 10 for path in both]
     assert verdict.difference == pytest.approx((last[0] - last[2] + last[1] - last[3]) / 2)
     assert own.leaving == {}, "the control is not judged against itself"
     assert f"fedquit: {leaving_sentence(verdict)}" in said

@@ -39,12 +39,14 @@ def test_windows_after_the_stop_end_at_their_round_and_hold_five() -> None:
 
 
 def test_the_last_rounds_are_rounds_of_training() -> None:
-    assert last_rounds(PATH)["forget_acc_last"] == 15.5, "the last ten of those that follow"
+    assert last_rounds(PATH)["forget_acc_last"] == 15.5, "of two rounds of recovery and twenty more, the last ten"
     assert last_rounds(PATH)["last_rounds"] == 10
     short = last_rounds(PATH[:5])
     assert (short["forget_acc_last"], short["last_rounds"]) == (25.0, 2), "recovery alone, no unlearning"
     assert last_rounds(PATH[:3]) == {"test_acc_last": 80.0, "forget_acc_last": 5.0, "last_rounds": 1}
     assert last_rounds([]) == {}
+    long = [*points("recovery", 1, *map(float, range(12))), *points("followed", 13, *[99.0] * 20)]
+    assert last_rounds(long)["forget_acc_last"] == 6.5, "up to the stop, where the recovery is long enough"
     assert last_rounds(points("training", 21, 50.0, 60.0))["forget_acc_last"] == 55.0
 
 
