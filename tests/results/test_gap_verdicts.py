@@ -320,8 +320,10 @@ def test_targets_with_the_same_seeds_are_compared_with_natural_by_whole_seeds() 
     assert leaving_sample(requests, "holdout_acc").runs == 0
 
 
-def followed(seed: int, *, back: float = 0.0, rounds: int = 20, margin: Margin | None = None) -> Comparison:
-    """A null method whose forget accuracy comes back by some points in the last five of twenty rounds."""
+def followed(
+    seed: int, *, back: float = 0.0, rounds: int = 20, margin: Margin | None = None, key: str = "forget_acc"
+) -> Comparison:
+    """A null method one of whose accuracies comes back by some points in the last five of twenty rounds."""
     draw = np.random.default_rng(seed)
     outcomes = []
     again: dict[Any, dict[str, Any]] = {}
@@ -331,7 +333,12 @@ def followed(seed: int, *, back: float = 0.0, rounds: int = 20, margin: Margin |
 
         def path(phase: str, number: int, *, level: float = level) -> list[dict[str, Any]]:
             mean = level + draw.normal(0, 1.5)
-            return [{"round": r, "phase": phase, "forget_acc": mean + draw.normal()} for r in range(1, number + 1)]
+            other = mean - 8 + draw.normal()
+            wobble = draw.normal(size=(number, 2))
+            return [
+                {"round": r, "phase": phase, "forget_acc": mean + one, "holdout_acc": other + two}
+                for r, (one, two) in enumerate(wobble.tolist(), 1)
+            ]
 
         others[target] = [
             {**row("retrained again", LEVELS), "path": path("training", 10), "retrain_seed": 1000 * target + r}
@@ -340,7 +347,7 @@ def followed(seed: int, *, back: float = 0.0, rounds: int = 20, margin: Margin |
         again[target, target] = others[target][0]
         own = path("followed", rounds)
         for point in own[-5:]:
-            point["forget_acc"] += back
+            point[key] += back
         recovered = {**row("recovered", LEVELS), "path": own, **durability(own)}
         rows = (row("retrained", LEVELS), row("unlearned", LEVELS), recovered)
         outcomes.append(Outcome("m", target, target, Path(f"out/seed-{target}/client-{target}/m"), rows))
@@ -352,14 +359,18 @@ def test_durability_is_judged_in_windows_of_five_rounds_of_method_and_retrain() 
     verdict = comparison.methods["m"].durable
     assert verdict is not None
     assert verdict.word == "not durable"
-    assert "differs from Retrain 20 rounds after the stop" in verdict.reason
-    assert verdict.windows["20"].gap == pytest.approx((verdict.windows["10"].gap or 0.0) + 15.0, abs=2.0)
+    assert "forget accuracy differs from Retrain's 20 rounds after the stop" in verdict.reason
+    before = verdict.windows["forget_acc_after_10"].gap
+    assert verdict.windows["forget_acc_after_20"].gap == pytest.approx((before or 0.0) + 15.0, abs=2.0)
+    known = followed(1, back=15.0, key="holdout_acc").methods["m"].durable
+    assert known is not None
+    assert "hold-out accuracy differs from Retrain's 20 rounds after the stop" in known.reason
     stored = json.loads(json.dumps(comparison.to_dict()))
     read = Comparison.read("out", stored).methods["m"]
     assert read.durable == verdict
     assert read.to_dict() == comparison.methods["m"].to_dict()
     assert MethodSummary.read({"method": "m", "durable": {"word": "lasts"}}).durable is None
-    lasting = followed(2, margin=Margin(5.0)).methods["m"].durable
+    lasting = followed(4, margin=Margin(5.0)).methods["m"].durable
     assert lasting is not None
     assert lasting.word == "durable"
 
