@@ -53,9 +53,12 @@ def simulated(
     retrains: int = 3,
     shift: float = 0.0,
     methods: tuple[str, ...] = ("null",),
+    only: str = "",
     margin: Margin | None = None,
 ) -> Comparison:
     """A comparison of methods that are Retrain with another seed, but for a shift of the forget accuracy in points.
+
+    All methods are shifted, or `only` one.
 
     Each target has levels of its own, and each measure a spread of its own; the measures of a model are correlated.
     """
@@ -77,7 +80,7 @@ def simulated(
             again[target, place] = others[target][j % retrains]
             for method in methods:
                 reached = model(level)
-                reached[MEASURES.index("forget_acc")] += shift
+                reached[MEASURES.index("forget_acc")] += shift if only in ("", method) else 0.0
                 rows = [row("original", level + 20), retrained, row("unlearned", level - 30), row("recovered", reached)]
                 folder = Path("out") / f"seed-{place}" / f"client-{target}" / method
                 outcomes.append(Outcome(method, target, place, folder, tuple(rows)))
@@ -101,6 +104,33 @@ def test_two_such_methods_in_as_few() -> None:
         "differs" in {**words(s), **{f"{k}2": w for k, w in words(s, "again").items()}}.values() for s in studies
     )
     assert called <= 11
+
+
+def called_apart(comparison: Comparison) -> set[str]:
+    """The methods that are called farther from Retrain than the first one, or nearer, in some measure."""
+    lines = comparison.methods.items()
+    return {method for method, line in lines if any(pair.different for pair in line.against_first.values())}
+
+
+def test_equal_methods_are_called_farther_or_nearer_than_the_first_in_at_most_11_of_100_studies() -> None:
+    """5 % and three standard errors for any of four pairs in any measure; each pair by itself would err far more."""
+    equal = ("first", "a", "b", "c", "d")
+    studies = [simulated(8000 + seed, targets=6, methods=equal) for seed in range(100)]
+    assert sum(bool(called_apart(study)) for study in studies) <= 11
+    alone = [
+        any(line.against_first[key].low > 0 or line.against_first[key].high < 0 for key in MEASURES)
+        for study in studies
+        for line in study.methods.values()
+        if line.against_first
+    ]
+    assert np.mean(alone) > 0.11, "the intervals are for themselves"
+
+
+def test_a_method_that_is_farther_than_the_first_is_found() -> None:
+    studies = [
+        simulated(9000 + seed, targets=8, methods=("first", "far"), shift=12.0, only="far") for seed in range(20)
+    ]
+    assert sum("far" in called_apart(study) for study in studies) >= 18
 
 
 def test_a_method_that_is_off_is_found_in_the_measure_in_which_it_is() -> None:

@@ -193,8 +193,10 @@ def test_paired_differences_have_one_rule() -> None:
     assert Paired(outside, outside).different
     assert not Paired(outside, inside).different
     assert not Paired(inside, outside).different
-    stored = {"mean": 1.0, "low": 0.5, "high": 3.0, "units": 4, "different": True}
-    assert PairedDifference.read(stored) == PairedDifference(1.0, 0.5, 3.0, None, None, 4, different=True)
+    stored = {"mean": 1.0, "low": 0.5, "high": 3.0, "units": 4, "different": True, "p": 0.01}
+    assert PairedDifference.read(stored) == PairedDifference(1.0, 0.5, 3.0, None, None, 4, different=True, p=0.01)
+    older = {key: value for key, value in stored.items() if key != "p"}
+    assert PairedDifference.read(older) == PairedDifference(1.0, 0.5, 3.0, None, None, 4, different=False)
     assert PairedDifference.read({**stored, "low": None}) is None
     assert PairedDifference.read("?") is None
 

@@ -585,7 +585,7 @@ def _print_holdout_verdicts(lines: Sequence[MethodSummary]) -> None:
 
 
 def _print_paired(lines: Sequence[MethodSummary]) -> None:
-    """Whose gap in forget accuracy is larger than that of the first method, target by target."""
+    """Whose gap in forget accuracy is larger than that of the first method, target by target; Holm over methods."""
     first = next((line.method for line in lines if line.phase == "recovered" and line.runs), "")
     for line in lines:
         pair = line.against_first.get("forget_acc")

@@ -20,6 +20,7 @@ from fedquit.inference.gaps import (
     CANNOT_TELL,
     DIFFERS,
     EQUIVALENT,
+    LEVEL,
     WORDS,
     ClientGap,
     GapSample,
@@ -30,13 +31,16 @@ from fedquit.inference.gaps import (
     together,
 )
 from fedquit.inference.leaving import LEAVING_WORDS, LeavingSample, LeavingVerdict, judge_leaving
+from fedquit.inference.multiplicity import holm
 from fedquit.results.path import AFTER, last_window, path_points
+from fedquit.results.quantities import PairedDifference
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import AVERAGED, NATURAL, ON_PATH, Row, number
 from fedquit.results.words import signed
 
 JUDGED = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
 OVERALL = "avg_gap"  # the key of the verdict over the four measures of Avg. gap
+PAIRED = (*JUDGED, OVERALL)  # in which each method is compared with the first one
 FORGOTTEN = ("forget_acc", "holdout_acc")  # the samples and the distribution of who leaves: what should change
 RETRAIN_SEED = "retrain_seed"  # the field of a Retrain's row that names its own seed
 
@@ -259,6 +263,29 @@ def _natural_difference(request: RequestRows, key: str) -> float | None:
     own = request.get("recovered", key)
     control = request.natural.get(f"natural_{key}")
     return None if own is None or control is None else own - control
+
+
+def judged_pairs(pairs: Mapping[str, Mapping[str, PairedDifference]]) -> dict[str, dict[str, PairedDifference]]:
+    """Each method against the first one, corrected together by Holm's rule over methods and judged measures.
+
+    Args:
+        pairs: By method and measure, each for itself.
+
+    Returns:
+        The same, with adjusted p-values; the adjusted value of a difference is at most 0.05 as well. Measures that are
+        not judged have none.
+    """
+    family = [(method, key) for method, own in pairs.items() for key in own if key in PAIRED]
+    alone = [pairs[method][key].p for method, key in family]
+    adjusted = dict(zip(family, holm([1.0 if p is None else p for p in alone]), strict=True))
+    judged_all: dict[str, dict[str, PairedDifference]] = {}
+    for method, own in pairs.items():
+        judged_all[method] = {}
+        for key, pair in own.items():
+            p = None if pair.p is None else adjusted.get((method, key))
+            known = p is not None and p <= LEVEL
+            judged_all[method][key] = dataclasses.replace(pair, p=p, different=pair.different and known)
+    return judged_all
 
 
 def read_verdicts(stored: object) -> dict[str, GapVerdict]:
