@@ -238,7 +238,9 @@ def test_a_verdict_is_printed_as_it_is_stored() -> None:
     assert words.holdout_verdict(row, in_full=True) == "cannot tell: blind: the same test does not catch Original"
     forgotten = {"holdout_verdict": "forgotten within the margin", "holdout_reason": "AUC 0.5; tail untested: few"}
     assert words.holdout_verdict(forgotten) == "forgotten within the margin"
-    assert words.holdout_verdict({"holdout_verdict": "no trace"}, in_full=True) == "no trace", "of older results"
+    older = {"holdout_verdict": "no trace"}
+    assert words.holdout_verdict(older) == "not judged"
+    assert words.holdout_verdict(older, in_full=True) == f"not judged: {words.JUDGE_ANEW}"
     assert words.holdout_verdict({}) == ""
 
 
