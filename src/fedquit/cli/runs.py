@@ -408,7 +408,8 @@ def short_table(title: str, lines: Sequence[MethodSummary]) -> Table:
         for verdict, number in line.holdout_verdicts.items():
             word = verdict.partition(":")[0].removesuffix(" within the margin")
             words[word] = words.get(word, 0) + number
-        held = ", ".join(f"{number:g} {word}" for word, number in words.items())
+        ordered = sorted(words, key=lambda word: -words[word])
+        held = ", ".join(f"{words[word]:g} {word}" for word in ordered)
         table.add_row(escape(line.method), judged.word if judged else untested, *gaps, held)
     return table
 

@@ -21,7 +21,7 @@ LAST = 10  # rounds at the end of a path, or of a training, that are averaged
 WINDOW = 5  # rounds in each window after the recovery's stop
 AFTER = (5, 10, 20)  # the last round of each window, counted from the stop
 FOLLOWED = "followed"  # the phase after the recovery's stop
-TRAINED = ("recovery", FOLLOWED, "training")  # phases in which the retained clients train
+TRAINED = ("recovery", "training")  # phases in which the retained clients train
 
 
 def path_points(stored: object) -> list[Point]:
@@ -98,8 +98,8 @@ def mean_path(paths: Sequence[Sequence[Point]]) -> list[dict[str, Any]]:
 def last_rounds(path: Sequence[Point], rounds: int = LAST) -> dict[str, float]:
     """The mean of each accuracy over the last rounds of the recovery, or of a training, under the names of a row.
 
-    The rounds that follow the recovery's stop cost what no row counts, and have windows of their own (`durability`):
-    they enter where the recovery is shorter than what is asked.
+    The rounds that follow the recovery's stop have no part: no row counts their cost, and they have windows of their
+    own (`durability`).
 
     Args:
         path: Of a method, or of a training.
@@ -107,7 +107,7 @@ def last_rounds(path: Sequence[Point], rounds: int = LAST) -> dict[str, float]:
 
     Returns:
         `forget_acc_last` and so on, in percent, and `last_rounds`, the number of rounds averaged: fewer than asked
-        where the path is shorter, and the last one alone where no training followed the unlearning.
+        where the recovery is shorter, and that of the stop alone where no recovery followed the unlearning.
     """
     window = _last(path, rounds)
     return {**_means(window, "last"), "last_rounds": len(window)} if window else {}
@@ -147,11 +147,10 @@ def last_window(path: Sequence[Point], key: str) -> float | None:
 
 
 def _last(path: Sequence[Point], rounds: int) -> list[Point]:
-    """The last points up to the recovery's stop, or beyond it where these are too few; else the last point."""
-    trained = [point for point in path if point.get("phase") in TRAINED]
-    stopped = [point for point in trained if point.get("phase") != FOLLOWED]
-    trained = stopped if len(stopped) >= rounds else trained
-    return trained[-rounds:] or list(path[-1:])
+    """The last points up to the stop at which the retained clients had trained; else the point of the stop."""
+    stopped = [point for point in path if point.get("phase") != FOLLOWED]
+    trained = [point for point in stopped if point.get("phase") in TRAINED]
+    return trained[-rounds:] or stopped[-1:]
 
 
 def _means(points: Sequence[Point], suffix: str, prefix: str = "") -> dict[str, float]:
