@@ -181,6 +181,11 @@ class Comparison:
         return {line.method: line for line in self.table if line.phase == "recovered"}
 
     @property
+    def targets(self) -> int:
+        """How many clients, or groups of clients, left; 0 where older comparisons do not name their runs."""
+        return len({run.split("/")[-2] for run in self.runs or () if run.count("/") >= 2})
+
+    @property
     def failures(self) -> list[Failure]:
         """The runs that did not come through, with target and seed in words."""
         return [_failure(stored) for stored in self.failed]
