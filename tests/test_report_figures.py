@@ -232,6 +232,44 @@ def judged(folder: Path, *words: str, **changes: object) -> str:
     return comparison(folder, {"schema": 1, "table": lines, "runs": runs}, methods)
 
 
+def stored_leaving(word: str, difference: float) -> dict[str, Any]:
+    """A verdict against Natural as the results model stores it."""
+    return {"forget_acc": {"word": word, "reason": word, "difference": difference, "low": -3.0, "high": 4.0, "p": 0.01}}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_card_has_the_verdicts_against_leaving_and_after_the_stop(tmp_path: Path) -> None:
+    kinds = [
+        ("differs from leaving", -2.0, "not durable"),
+        ("differs from leaving", 3.5, "cannot tell"),
+        ("no benefit over leaving", 0.1, "durable"),
+    ]
+    table = [
+        {"method": f"method_{i}", "phase": "recovered", "runs": 1}
+        | {"leaving": stored_leaving(word, difference), "durable": {"word": lasts, "reason": f"{lasts}: why"}}
+        for i, (word, difference, lasts) in enumerate(kinds)
+    ]
+    for several in (True, False):
+        lines = table if several else table[:1]
+        runs = [f"seed-0/client-2/{line['method']}" for line in lines]
+        folder = tmp_path / str(several)
+        html = comparison(folder, {"schema": 1, "table": lines, "runs": runs}, tuple(line["method"] for line in lines))
+        said = entries(html)["Verdict"].replace("\u00a0", " ")
+        if several:
+            lower = (
+                "Forget accuracy beside the control’s: differs from leaving, lower: method_0; differs from leaving, "
+            )
+            assert f"{lower}higher: method_1; no benefit over leaving: method_2." in said
+            lasting = "In the rounds after the stop: not durable: method_0; cannot tell: method_1; durable: method_2."
+            assert lasting in said
+        else:
+            own = (
+                "Forget accuracy −2.0 points from Natural's at equal rounds (95 % interval −3.0 to +4.0): differs from"
+            )
+            assert own in said.replace("’", "'")
+            assert said.endswith("After the stop, not durable: why.")
+
+
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("word", "mark", "said"),
