@@ -626,7 +626,8 @@ def _print_references(lines: Sequence[MethodSummary]) -> None:
     screen.print(
         "retain, test: p on these data; U-LiRA right: with Student's 95 % interval over models, 50 % is chance;"
     )
-    screen.print("epsilon: 95 % lower bound (its ceiling); exposed: samples remembered/over-unlearned of all.")
+    screen.print("epsilon: 95 % lower bound (its ceiling); exposed: samples remembered/over-unlearned of all, each")
+    screen.print("target and method by itself.")
     table = Table(title="Attacks on the first model, (Retrain in its place); F is descriptive", **LOOK)
     table.add_column("method", no_wrap=True)
     for head in _MANY:
