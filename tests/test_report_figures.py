@@ -244,7 +244,7 @@ def test_the_card_has_the_verdicts_against_leaving_and_after_the_stop(tmp_path: 
         ("differs from leaving", 3.5, "cannot tell"),
         ("no benefit over leaving", 0.1, "durable"),
     ]
-    table = [
+    table: list[dict[str, Any]] = [
         {"method": f"method_{i}", "phase": "recovered", "runs": 1}
         | {"leaving": stored_leaving(word, difference), "durable": {"word": lasts, "reason": f"{lasts}: why"}}
         for i, (word, difference, lasts) in enumerate(kinds)
