@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from fedquit.core import Model, Params
 from fedquit.core.params import is_statistic
+from fedquit.engine.overrides import OperatorOverride, Overrides
 from fedquit.engine.plan import network_uniforms
-from fedquit.engine.stacked.overrides import OperatorOverride, Overrides
 from fedquit.errors import InputError
 
 
