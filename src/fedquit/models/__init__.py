@@ -24,8 +24,10 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedquit.core import Params
 from fedquit.core.params import fingerprint, is_statistic
+from fedquit.core.projection import Projection
 from fedquit.data.preprocessing import AS_STORED, Preprocessing
 from fedquit.errors import InputError
+from fedquit.models.huggingface import huggingface
 from fedquit.models.lstm import char_lstm
 from fedquit.models.mit import mit_b0
 from fedquit.models.resnet import resnet18
@@ -40,6 +42,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "mit_b0": mit_b0,
     "char_lstm": char_lstm,
+    "huggingface": huggingface,
 }
 
 
@@ -109,6 +112,19 @@ class FunctionalModel:
             Logits `(B, C)`, or `(B, T, C)` for sequences.
         """
         return self._logits(self._module, params, x)
+
+    def projection(self, params: Params, x: Tensor) -> Projection | None:
+        """Return the factors of the logits where the module tells them: one whose forward returns a `Projection`.
+
+        Args:
+            params: all parameters, as `init` returns them.
+            x: the examples, `(B, …)`.
+        """
+        if not getattr(self._module, "projects", False):
+            return None
+        output = self._output(self._module, params, x)
+        assert isinstance(output, Projection)
+        return output
 
     def _logits(self, module: nn.Module, params: Params, x: Tensor) -> Tensor:
         output = self._output(module, params, x)
