@@ -55,12 +55,12 @@ def measure(kind: str, vocabulary: int, positions: int, features: int, *, frozen
 
 def main() -> None:
     """Print a table."""
-    words = [int(word) for word in sys.argv[1:3]] if not sys.argv[1:2] == ["case"] else []
+    words = [int(word) for word in sys.argv[1:3]]
     positions = words[0] if words else 2048
     features = words[1] if len(words) > 1 else 64
-    print(f"{positions} positions, {features} features, float32, one thread")  # noqa: T201
-    print("| tokens | plain: MB, s | chunked: MB, s | chunked, head frozen: MB, s | head: MB |")  # noqa: T201
-    print("|---:|---:|---:|---:|---:|")  # noqa: T201
+    print(f"{positions} positions, {features} features, float32, one thread")
+    print("| tokens | plain: MB, s | chunked: MB, s | chunked, head frozen: MB, s | head: MB |")
+    print("|---:|---:|---:|---:|---:|")
     for vocabulary in VOCABULARIES:
         cells = []
         for kind, frozen in (("plain", False), ("chunked", False), ("chunked", True)):
@@ -70,13 +70,13 @@ def main() -> None:
             )
             cells.append(done.stdout.strip() or "out of memory")
         size = vocabulary * features * 4 / 2**20
-        print(f"| {vocabulary:,} | {' | '.join(cells)} | {size:.0f} |")  # noqa: T201
+        print(f"| {vocabulary:,} | {' | '.join(cells)} | {size:.0f} |")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["case"]:
         kind, vocabulary, positions, features, frozen = sys.argv[2:]
         grown, seconds = measure(kind, int(vocabulary), int(positions), int(features), frozen=frozen == "1")
-        print(f"{grown:,.0f}, {seconds:.2f}")  # noqa: T201
+        print(f"{grown:,.0f}, {seconds:.2f}")
     else:
         main()

@@ -32,7 +32,8 @@ class Adapted(nn.Module):
         self.up = nn.Parameter(torch.zeros(outputs, rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + x @ self.down.T @ self.up.T
+        adapter: Tensor = x @ self.down.T @ self.up.T
+        return adapter + self.base(x)
 
 
 def adapted_net(input_shape: tuple[int, ...], classes: int, *, rank: int = 2) -> nn.Module:

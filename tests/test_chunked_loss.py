@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -103,7 +104,7 @@ def test_no_tensor_is_as_large_as_all_logits(classes: int) -> None:
         numbers = 0
 
         def __torch_dispatch__(
-            self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
+            self, func: object, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> object:
             out = func(*args, **(kwargs or {}))  # type: ignore[operator]
             for tensor in out if isinstance(out, tuple) else (out,):
@@ -116,7 +117,7 @@ def test_no_tensor_is_as_large_as_all_logits(classes: int) -> None:
     weight = torch.randn(classes, features, requires_grad=True)
     teacher = Projection(torch.randn(4, positions // 4, features), torch.randn(classes, features))
     y = torch.randint(classes, (4, positions // 4))
-    with mock.patch.object(chunked, "MAX_NUMBERS", 1 << 13), Largest() as largest:
+    with mock.patch.object(chunked, "MAX_NUMBERS", 1 << 13), Largest() as largest:  # type: ignore[no-untyped-call]
         losses = chunked_distillation_loss(
             Projection(hidden, weight), teacher, y, y.float(), Rule("min", "kl", 0.0, 1.0, 5)
         )

@@ -137,7 +137,7 @@ def test_absent_sets_are_reported_and_no_error(
         "details": f"get it with `fedquit data get cifar100 --data-dir {tmp_path}`",
     }
     assert fedquit("check", "--data-dir", str(tmp_path), monkeypatch=monkeypatch) == 0
-    assert capsys.readouterr().out.count(" absent ") == 4
+    assert capsys.readouterr().out.count(" absent ") == 5
 
 
 @pytest.mark.usefixtures("small")

@@ -36,7 +36,7 @@ class Partition(Protocol):
         *,
         alpha: float,
         file: str | Path | None,
-        owner: Tensor | None,
+        owner: Tensor | None = None,
     ) -> dict[ClientId, Tensor]:
         """Return the sorted positions of every client's examples.
 
@@ -104,7 +104,7 @@ def _cuts(proportions: NDArray[np.float64], sizes: Positions) -> Positions:
 
 
 def by_owner(
-    labels: Tensor, clients: int, rng: np.random.Generator, *, owner: Tensor | None, **_: object
+    labels: Tensor, clients: int, rng: np.random.Generator, *, owner: Tensor | None = None, **_: object
 ) -> dict[ClientId, Tensor]:
     """Each owner of the data set is a client, such as a speaker of a text."""
     if owner is None:

@@ -56,7 +56,7 @@ def chunked_distillation_loss(
     hidden = student.hidden.flatten(0, -2)  # (N, D)
     known = global_model.hidden.detach().flatten(0, -2)
     weight, bias = global_model.weight.detach(), global_model.bias
-    losses, *_ = TokenDistillation.apply(
+    losses: Tensor = TokenDistillation.apply(  # type: ignore[no-untyped-call]
         hidden,
         student.weight,
         student.bias,
@@ -66,7 +66,7 @@ def chunked_distillation_loss(
         labels.flatten(),
         u.flatten(),
         rule,
-    )
+    )[0]
     return losses.view(labels.shape).flatten(1).mean(1)
 
 
@@ -106,8 +106,7 @@ class TokenDistillation(Function):
         rule: Rule,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ones = at_least_single(hidden.new_ones(len(hidden)))
-        inputs = hidden, weight, bias, known, known_weight, known_bias, labels, u
-        return _computed(*inputs, rule, ones)
+        return _computed(hidden, weight, bias, known, known_weight, known_bias, labels, u, rule, ones)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401, D102
@@ -123,7 +122,9 @@ class TokenDistillation(Function):
         if _all_equal(g):
             of_weight, of_bias = of_weight * g[0], of_bias * g[0]
         elif ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            _, _, of_weight, of_bias = _computed(*inputs, ctx.rule, g)
+            hidden, weight, bias, known, known_weight, known_bias, labels, u = inputs
+            again = _computed(hidden, weight, bias, known, known_weight, known_bias, labels, u, ctx.rule, g)
+            _, _, of_weight, of_bias = again
         of_hidden = of_hidden * g.unsqueeze(1).to(of_hidden.dtype)
         of_bias = of_bias if ctx.needs_input_grad[2] else None
         return of_hidden, of_weight if ctx.needs_input_grad[1] else None, of_bias, *[None] * 6
@@ -137,7 +138,7 @@ class TokenDistillation(Function):
                 x if dim is None or not isinstance(x, Tensor) else x.select(dim, client)
                 for x, dim in zip(inputs, in_dims, strict=True)
             ]
-            results.append(TokenDistillation.apply(*mine))
+            results.append(TokenDistillation.apply(*mine))  # type: ignore[no-untyped-call]
         return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0, 0, 0, 0)
 
 

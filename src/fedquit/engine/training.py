@@ -120,13 +120,13 @@ class TrainingOps(OperatorOverride):
             batch: B.
             measure: Drop nothing, and record a batch's statistics as they are, without the running ones.
         """
-        super().__init__(self._overrides())
+        super().__init__(self._replacements())
         self.step = step
         self.names = {id(tensor): name for name, tensor in params.items() if is_statistic(name)}
         self.batch = batch
         self.measure = measure
 
-    def _overrides(self) -> Overrides:
+    def _replacements(self) -> Overrides:
         own: dict[Any, Callable[..., Any]] = {
             functional.batch_norm: self.batch_norm,
             functional.dropout: self.dropout,

@@ -287,7 +287,10 @@ class Work:
         whole = {**params, **statistics}
         if self.numerics.bf16:
             shared_copies = ((self.sent.shared[name], low) for name, low in self.sent.shared_low.items())
-            known = [(whole, {**copies, **statistics}), *shared_copies]
+            # In training the batch's statistics are computed and recorded in their own precision; in evaluation torch
+            # wants all tensors of a BatchNorm alike.
+            low = statistics if step else {n: s.to(torch.bfloat16) for n, s in statistics.items()}
+            known = [(whole, {**copies, **low}), *shared_copies]
             model = Bfloat16Model(model, known, self.numerics.kernels, self.gradient_buffer)
         with CpuOps() if self.numerics.cpu_ops else contextlib.nullcontext():
             losses = self.task.loss(model, whole, {**shared, **per_client}, Batch(*batch))
