@@ -32,8 +32,8 @@ class Adapted(nn.Module):
         self.up = nn.Parameter(torch.zeros(outputs, rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        adapter: Tensor = x @ self.down.T @ self.up.T
-        return adapter + self.base(x)
+        base: Tensor = self.base(x)
+        return base + x @ self.down.T @ self.up.T
 
 
 def adapted_net(input_shape: tuple[int, ...], classes: int, *, rank: int = 2) -> nn.Module:

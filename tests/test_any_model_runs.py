@@ -13,6 +13,7 @@ from fedquit.core import Params
 from fedquit.core.params import nbytes, statistics_of
 from fedquit.errors import InputError
 from fedquit.methods import METHODS
+from fedquit.running.paper_costs import Setting, bill
 from fedquit.running.recipe import Recipe
 from fedquit.running.runner import run
 from fedquit.running.setup import build_setup
@@ -97,10 +98,12 @@ def test_rounds_of_adapters_cost_adapters(tmp_path: Path) -> None:
     setup = build_setup(adapted)
     assert sorted(setup.initial) == ["1.down", "1.up", "3.bias", "3.weight"]
     trained = 8 * (2 * 16 + 12 * 2 + 12 * 3 + 3)
-    unlearned = costs_of(result, "unlearned")
+    unlearned, recovered = (costs_of(result, phase) for phase in ("unlearned", "recovered"))
     assert nbytes(setup.initial) == trained
     assert unlearned["down_bytes"] == unlearned["up_bytes"] == trained
-    assert costs_of(result, "recovered")["down_bytes"] in (3 * trained, 4 * trained)
+    paper = bill("fedquit", Setting(4, 4, 3, model_bytes=trained, epoch_flops=1.0), recovery_rounds=1)
+    assert paper.unlearning.bytes == 2 * trained
+    assert recovered["down_bytes"] + recovered["up_bytes"] == paper.recovery.bytes
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:

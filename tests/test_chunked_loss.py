@@ -80,7 +80,7 @@ def test_clients_under_vmap_are_computed_one_by_one() -> None:
     stacked = [
         torch.stack(parts)
         for parts in zip(
-            *[(s.hidden, s.weight, s.bias, g.hidden, y, u) for s, g, y, u in both],  # type: ignore[misc]
+            *[(s.hidden, s.weight, s.bias, g.hidden, y, u) for s, g, y, u in both],
             strict=True,
         )
     ]

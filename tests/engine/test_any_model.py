@@ -81,8 +81,7 @@ def both() -> nn.Module:
 
 def half_frozen() -> nn.Module:
     network = dropping()
-    for p in network[0].parameters():
-        p.requires_grad_(False)
+    network.get_submodule("0").requires_grad_(False)
     return network
 
 
@@ -392,7 +391,8 @@ def test_cross_entropy_is_what_learn_minimises_under_dropout() -> None:
 
 def smooth(name: str) -> nn.Module:
     """The network with Tanh for ReLU, whose kink turns a rounding error into another gradient."""
-    return nn.Sequential(*(nn.Tanh() if isinstance(layer, nn.ReLU) else layer for layer in NETWORKS[name][0]()))  # type: ignore[arg-type]
+    layers = NETWORKS[name][0]().children()
+    return nn.Sequential(*(nn.Tanh() if isinstance(layer, nn.ReLU) else layer for layer in layers))
 
 
 @pytest.mark.parametrize("name", ["batch_norm", "dropout", "frozen"])
