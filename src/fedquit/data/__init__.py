@@ -25,6 +25,7 @@ from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.partition import PARTITIONS, stream
 from fedquit.data.preprocessing import Pixels
 from fedquit.data.shakespeare import shakespeare
+from fedquit.data.speakers import shakespeare_speakers, sotu
 from fedquit.errors import InputError
 from fedquit.utils.names import imported, lookup, refuse_unknown_options
 
@@ -125,6 +126,8 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar100": cifar100,
     "cub200": cub200,
     "shakespeare": shakespeare,
+    "shakespeare_speakers": shakespeare_speakers,
+    "sotu": sotu,
 }
 
 
@@ -208,7 +211,9 @@ def federate(
     # A file's positions are those of the whole data set; the other partitions divide what the
     # server has left.
     source = everything if partition == "file" else at_clients
-    divided = divide(dataset.y[source], clients, np.random.default_rng(seed), alpha=alpha, file=partition_file)
+    owner = None if dataset.owner is None else dataset.owner[source]
+    rng = np.random.default_rng(seed)
+    divided = divide(dataset.y[source], clients, rng, alpha=alpha, file=partition_file, owner=owner)
     parts = {c: source[p][~torch.isin(source[p], at_server)] for c, p in divided.items()}
     stratified = holdout_by_class and dataset.y.dim() == 1
     held_out, train = _split_off(parts, holdout, seed, dataset.y if stratified else None)

@@ -25,6 +25,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedquit.core import ClientId, Params, State
+from fedquit.core.method import require_covered
 from fedquit.core.params import fingerprint
 from fedquit.engine import Address
 from fedquit.errors import FedquitError, InputError, StoreError
@@ -105,6 +106,7 @@ class _Server:
             raise InputError(f"{config.method_name} needs data of the server's own: give `public` to serve().")
         model = functional(make_model)  # type: ignore[arg-type]
         self.initial = model.init(Address(config.run_seed, "init").seed_for("server"))
+        require_covered(config.build_method(), self.initial)
         self.folder = StateFolder(state)
         self.ledger = Ledger(state, {"seed": config.run_seed, "network": fingerprint(self.initial)})
         self.roster = Roster(state)

@@ -41,9 +41,10 @@ from fedquit.core import (
     Trained,
     Training,
 )
-from fedquit.core.fedavg import fedavg
+from fedquit.core.fedavg import cohort, fedavg
 from fedquit.core.method import Method, is_of
-from fedquit.core.params import require_finite, require_same_shapes
+from fedquit.core.params import require_finite, require_same_shapes, statistics_of
+from fedquit.core.recalibration import recalibrated
 from fedquit.errors import (
     AbsentClientError,
     FedquitError,
@@ -382,12 +383,20 @@ class Hooks:
 def unlearning_round(method: Method, fed: Federation, state: State, trained: Trained, request: Request) -> State:
     """One round of the unlearning by the method that serves the request.
 
+    After the last one, clients that stay measure BatchNorm's statistics anew on retained data, where the model has any.
+
     Raises:
         NonFiniteError: the round's result holds NaN or infinity.
         UnusableModelError: the round's result has other parameters than the model, or other shapes.
     """
     after = method.unlearn(fed, state, trained, request)
     require_usable(after, state, "unlearning")
+    if method.recalibrates and statistics_of(after.params) and after.round == method.rounds(trained, request):
+        training = trained.training
+        stay = cohort(request.stay(fed.clients), training.clients_per_round, fed.seed)
+        new = recalibrated(RetainedData(fed), after.params, stay, training.task.local.batch_size)
+        after = dataclasses.replace(after, params=new)
+        require_usable(after, state, "unlearning")
     return after
 
 

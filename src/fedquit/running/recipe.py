@@ -45,7 +45,7 @@ class DataRecipe:
     name: str = "fashion_mnist_mini"  # of `fedquit list datasets`, or package.module:function
     options: Options = field(default_factory=dict)
     folder: str = ""  # where published data lies; $FEDQUIT_DATA or the user's cache folder unless given
-    partition: str = "lda"  # iid, lda, chunks, file
+    partition: str = "lda"  # iid, lda, chunks, file, owner
     clients: int = 10
     alpha: float = 0.1  # of the Dirichlet distribution, for lda
     partition_file: str = ""

@@ -15,7 +15,7 @@ from fedquit.audit.metrics.backdoor import Trigger
 from fedquit.audit.passes import Passes
 from fedquit.audit.poison import plant, trigger_for
 from fedquit.core import Memory, Model, Params, Training
-from fedquit.core.method import Method
+from fedquit.core.method import Method, require_covered
 from fedquit.core.params import fingerprint, placed
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
@@ -79,6 +79,7 @@ class Setup:
         if recipe.seed != self.recipe.seed:
             initial = placed(self.model.init(Address(recipe.seed, "init").seed_for("server")), self.device)
         training = recipe.train.training()
+        require_covered(recipe.build_method(), initial)
         return dataclasses.replace(
             self, recipe=recipe, training=training, initial=initial, method=recipe.build_method()
         )
@@ -158,6 +159,7 @@ def build_setup(recipe: Recipe) -> Setup:
     initial = placed(initial, device)
     flops = Flops(model, Shape.of(dataset.x, dataset.y), len(data.public))
     training = recipe.train.training()
+    require_covered(recipe.build_method(), initial)
     return Setup(recipe, data, model, training, initial, recipe.build_method(), flops, trigger, canaries)
 
 
