@@ -41,6 +41,7 @@ API: dict[str, list[str]] = {
         "recover",
         "run",
         "study",
+        "trainer_options",
         "unlearn",
         "virtual_logits",
     ],
@@ -98,7 +99,7 @@ API: dict[str, list[str]] = {
     "fedquit.running": ["Recipe", "Setup", "build_setup", "load"],
     "fedquit.studies": ["Candidate", "Sweep", "sweep_rates"],
     "fedquit.federation": ["ComparisonResult", "RunResult", "Setting", "StudyResult", "compare", "run", "study"],
-    "fedquit.single": ["Evidence", "Forgotten", "NoRateError", "evaluate", "forget", "recover"],
+    "fedquit.single": ["Evidence", "Forgotten", "NoRateError", "evaluate", "forget", "recover", "trainer_options"],
     "fedquit.check": ["PartResult", "Report", "Violation", "check_method"],
     "fedquit.flower": [
         "ClientData",

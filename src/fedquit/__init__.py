@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fedquit.single.forgetting import Forgotten as Forgotten
     from fedquit.single.forgetting import forget as forget
     from fedquit.single.recovery import recover as recover
+    from fedquit.single.trainer import trainer_options as trainer_options
 
 __version__ = "0.1.0"
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "recover",
     "run",
     "study",
+    "trainer_options",
     "unlearn",
     "virtual_logits",
 ]
@@ -83,6 +85,7 @@ if not TYPE_CHECKING:
             "fedquit.single.evidence": ["Evidence", "evaluate"],
             "fedquit.single.forgetting": ["Forgotten", "forget"],
             "fedquit.single.recovery": ["recover"],
+            "fedquit.single.trainer": ["trainer_options"],
             "fedquit.errors": [
                 "FedquitError",
                 "InputError",
