@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedquit.inference.gaps import Margin
 from fedquit.results import quantities
 from fedquit.results.averages import mean
+from fedquit.results.frames import frame_of_table
 from fedquit.results.path import Point, path_points
 from fedquit.results.references import judged_together
 from fedquit.results.requests import RequestRows, Spreads, distinct, spread_sizes
@@ -26,6 +27,9 @@ from fedquit.results.verdicts import (
     single_clients,
 )
 from fedquit.utils.names import each_named
+
+if TYPE_CHECKING:
+    from fedquit.results.frames import DataFrame
 
 Target = int | tuple[int, ...]  # the clients that leave in a run: one, or several together
 Place = tuple[Target, int]  # a target and a seed
@@ -144,6 +148,10 @@ class Comparison:
         if self.longer:
             fields["retrain_longer"] = self.longer
         return fields if self.runs is None else {**fields, "runs": list(self.runs)}
+
+    def to_pandas(self) -> DataFrame:
+        """The table: a line for Original, Retrain and each method (needs pandas)."""
+        return frame_of_table(self.table)
 
     @staticmethod
     def read(folder: str, stored: Mapping[str, Any]) -> Comparison:

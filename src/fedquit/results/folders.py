@@ -12,15 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedquit.errors import StoreError
 from fedquit.results.comparison import Comparison
+from fedquit.results.frames import frame_of_rows
 from fedquit.results.path import Point
 from fedquit.results.requests import RequestRows, Spreads
 from fedquit.results.schema import SCHEMA, TPRS, Row, fault_of_results
 from fedquit.results.words import JUDGE_ANEW, NOT_JUDGED
 from fedquit.utils.files import write_json
+
+if TYPE_CHECKING:
+    from fedquit.results.frames import DataFrame
 
 RESULTS = "results.json"
 COMPARISON = "comparison.json"
@@ -124,6 +128,10 @@ class RunResults:
             longer=longer,
             extra={key: value for key, value in stored.items() if key not in fields},
         )
+
+    def to_pandas(self) -> DataFrame:
+        """The rows as a table: a line for each phase of each request (needs pandas)."""
+        return frame_of_rows(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what was read, with every field that this version does not know."""
