@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from fedquit.flower.intake import MOST_REQUESTS
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.presence import NodesMissing
 from fedquit.flower.server import ServerResult
+from fedquit.flower.twice import copy_of
 from fedquit.methods import METHODS
 from fedquit.methods.not_ import NoT
 from fedquit.models import FunctionalModel
@@ -111,14 +113,68 @@ def old_models(setup: Setup, before: Params) -> list[str]:
 def test_nothing_from_before_the_unlearning_is_left_on_disk(make: MakeWorld) -> None:
     setup = make()
     before = setup.serve(setup.config()).params
-    assert old_models(setup, before) == ["model.safetensors", "state.safetensors"]
+    assert old_models(setup, before) == ["model.safetensors", "state.copy.safetensors", "state.safetensors"]
     setup.outbox(1).file()
     meanwhile: list[list[str]] = []
     at_task(setup, "recover-0", lambda _: meanwhile.append(old_models(setup, before)))
     setup.serve(setup.config())
-    assert meanwhile == [["before.safetensors"]] * 4, "while it recovers, methods may look back"
+    looked_at = ["before.copy.safetensors", "before.safetensors"]
+    assert meanwhile == [looked_at] * 4, "while it recovers, methods may look back"
     assert old_models(setup, before) == []
     assert [p.name for p in (setup.folder / "state" / "phases").iterdir()] == ["000003"]
+
+
+def spoil(path: Path) -> None:
+    """One bad sector in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 512] = bytes(512)
+    path.unlink()  # a model that was loaded from it looks at the old file
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("copy", [False, True], ids=["the file", "its copy"])
+def test_a_bad_sector_in_a_checkpoint_ends_nothing(copy: bool, make: MakeWorld) -> None:
+    straight, setup = make("straight"), make("spoilt")
+    expected = [straight.serve(straight.config(train=LONG["train"] | {"rounds": n})) for n in (2, 3)][-1]
+    setup.serve(setup.config())
+    (path,) = (setup.folder / "state" / "phases").rglob("state.safetensors")
+    spoil(copy_of(path) if copy else path)
+    for name in ("ledger.json", "clients.json"):
+        book = setup.folder / "state" / name
+        (copy_of(book) if copy else book).write_bytes(b"\0" * 40)
+    found = setup.serve(setup.config(**LONG))
+    assert found.rounds == 3
+    assert same(found.params, expected.params), "no round is lost or repeated"
+    assert any("its copy is used" in line for line in lines(setup.folder)) != copy
+    spoil(path)
+    spoil(copy_of(path))
+    with pytest.raises(StoreError, match="cannot be read, nor its copy: restore the whole state directory") as refusal:
+        setup.serve(setup.config(**LONG))
+    assert "delete" not in str(refusal.value)
+
+
+def test_a_bad_sector_after_an_erasure_does_not_bring_the_forgotten_back(make: MakeWorld) -> None:
+    setup = make()
+    before = setup.serve(setup.config()).params
+    setup.outbox(1).file()
+    after = setup.serve(setup.config()).params
+    (path,) = (setup.folder / "state" / "phases").rglob("state.safetensors")
+    spoil(path)
+    assert same(setup.serve(setup.config()).params, after)
+    assert old_models(setup, before) == []
+
+    second = make("while recovering")
+    second.serve(second.config())
+    second.outbox(1).file()
+
+    def spoil_before(_: ClientId) -> None:
+        spoil(second.folder / "state" / "before.safetensors")
+        second.grid.before = lambda message: None
+
+    at_task(second, "recover-0", spoil_before)
+    assert seen(second.serve(second.config())) == [(1, "done", "fedquit", False)]
+    left = [p.name for p in (second.folder / "state").rglob("before*")]
+    assert left == [], "neither of the two"
 
 
 def test_the_forgotten_never_take_part_again_whatever_happens(make: MakeWorld) -> None:
@@ -778,13 +834,40 @@ def test_books_that_are_damaged_or_gone_are_not_begun_anew(file: str, make: Make
     setup = make()
     setup.serve(setup.config())
     path = setup.folder / "state" / file
-    path.write_text("{")
+    for damaged in (path, copy_of(path)):
+        damaged.write_text("{")
     with pytest.raises(StoreError, match=r"restore it from a backup. Do not delete it"):
         setup.serve(setup.config())
-    if file == "ledger.json":
-        path.unlink()
-        with pytest.raises(StoreError, match=r"has clients but no ledger.json"):
+    missing = "has clients but no ledger.json" if file == "ledger.json" else "has no clients.json, which says who"
+    for damaged in (path, copy_of(path)):
+        damaged.unlink()
+    with pytest.raises(StoreError, match=missing):
+        setup.serve(setup.config())
+
+
+def test_a_half_copied_state_directory_is_refused_and_nothing_in_it_is_changed(make: MakeWorld, tmp_path: Path) -> None:
+    setup = make()
+    setup.serve(setup.config())
+    setup.outbox(1).file()
+    setup.serve(setup.config())
+    state = setup.folder / "state"
+    whole = Path(shutil.copytree(state, tmp_path / "whole"))
+    for part in ("ledger", "clients", "phases"):
+        shutil.rmtree(state)
+        shutil.copytree(whole, state)
+        if part == "phases":
+            shutil.rmtree(state / part)
+        else:
+            for path in state.glob(f"{part}*.json"):
+                path.unlink()
+        names = sorted(str(p.relative_to(state)) for p in state.rglob("*.json"))
+        with pytest.raises(StoreError, match="copied in part: restore the whole state directory") as refusal:
             setup.serve(setup.config())
+        assert "delete" not in str(refusal.value)
+        assert sorted(str(p.relative_to(state)) for p in state.rglob("*.json")) == names
+    shutil.rmtree(state)
+    shutil.copytree(whole, state)
+    assert setup.serve(setup.config()).erased == {1}, "the whole copy goes on"
 
 
 def test_recovery_ends_once_the_accuracy_is_there(make: MakeWorld) -> None:
@@ -922,7 +1005,7 @@ def test_killed_at_a_write_the_server_ends_as_if_nothing_had_happened(
     few: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = {"name": "pga", "epochs": 1.0}  # its client builds on what it kept at home
-    writes = killed_everywhere(few, monkeypatch, every=2, method=method)
+    writes = killed_everywhere(few, monkeypatch, every=3, method=method)
     names = [p.name for p in writes]
     assert names.count("ledger.json") >= 6
     assert "before.safetensors" in names

@@ -82,9 +82,12 @@ def _of_operator(server: Path, client: str, *, show: bool, as_json: bool) -> Non
 
 
 def _show_ledger(server: Path, *, as_json: bool) -> None:
-    from fedquit.utils.files import read_json
+    from fedquit.flower.roster import read_irreplaceable
+    from fedquit.flower.twice import kept
 
-    entries = read_json(server / "ledger.json")["entries"]
+    if not kept(server / "ledger.json"):
+        raise InputError(f"{server} has no ledger.json: give the state directory of the server.")
+    entries = read_irreplaceable(server / "ledger.json")["entries"]
     if as_json:
         typer.echo(json.dumps(entries))
         return

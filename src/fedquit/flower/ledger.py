@@ -18,9 +18,9 @@ from fedquit.core import ClientId, Request
 from fedquit.errors import StoreError
 from fedquit.flower.outbox import Kind, now
 from fedquit.flower.roster import read_irreplaceable
+from fedquit.flower.twice import kept, write_json_twice
 from fedquit.running.lifecycle import Life, Phase
 from fedquit.running.membership import Membership
-from fedquit.utils.files import write_json
 
 Status = Literal["received", "started", "unlearned", "recovered", "done", "failed"]
 SCHEMA = 1
@@ -75,16 +75,14 @@ class Ledger:
         self.phase = Phase()
         self.erased: frozenset[ClientId] = frozenset()
         self.federation = secrets.token_hex(8)
-        if self.path.exists():
+        if kept(self.path):
             self._load(claim)
         self._claim = dict(claim)
 
     def _load(self, claim: Mapping[str, Any]) -> None:
         content = read_irreplaceable(self.path)
         if content.get("schema") != SCHEMA:
-            raise StoreError(
-                f"{self.path} is of another version of fedquit: go on with that one, or take a new folder."
-            )
+            raise StoreError(f"{self.path} is of another version of fedquit: go on with that version.")
         differing = sorted(k for k in claim if content["claim"].get(k) != claim[k])
         if differing:
             raise StoreError(
@@ -114,7 +112,7 @@ class Ledger:
             "erased": sorted(self.erased),
             "entries": [dataclasses.asdict(e) for e in self.entries.values()],
         }
-        write_json(self.path, content)
+        write_json_twice(self.path, content)
 
     def receive(
         self, client: ClientId, kind: Kind, request: str, source: Literal["client", "operator"], authenticated: bool
@@ -142,6 +140,11 @@ class Ledger:
     def change(self, entries: Sequence[str], how: Callable[[Erasure], Erasure]) -> None:
         """Change some entries, in memory: `save` follows."""
         self.entries |= {i: how(self.entries[i]) for i in entries}
+
+    @property
+    def knows_clients(self) -> bool:
+        """Whether it speaks of clients, by numbers that only the roster explains."""
+        return bool(self.entries or self.erased or self.phase.trained)
 
     @property
     def waiting(self) -> list[Erasure]:

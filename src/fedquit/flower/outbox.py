@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from fedquit.errors import InputError, RequestError
+from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.utils.files import read_json, write_json
 
 Kind = Literal["client", "samples"]
@@ -126,8 +126,18 @@ class Outbox:
         write_json(self.folder / f"{entry.id}.json", dataclasses.asdict(entry))
 
     def _read(self, path: Path) -> Entry:
-        content = read_json(path)
+        content = _read_request(path)
         return Entry(**{**content, "positions": tuple(content["positions"])})
+
+
+def _read_request(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
+    """The content of a request's file, which must not get lost."""
+    try:
+        return read_json(path)
+    except StoreError as error:
+        raise StoreError(
+            f"{path} cannot be read: restore it from a backup, or file the request again; keep this file."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -153,7 +163,7 @@ class Inbox:
 
     def waiting(self) -> Iterator[Filed]:
         """The requests that are not in the ledger yet, oldest first."""
-        requests = [Filed(**read_json(path)) for path in self.folder.glob("*.json")]
+        requests = [Filed(**_read_request(path)) for path in self.folder.glob("*.json")]
         yield from sorted(requests, key=lambda f: (f.filed, f.id))
 
     def remove(self, filed: Filed) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedquit.core import ClientId
-from fedquit.errors import RequestError, StoreError
-from fedquit.utils.files import read_json, write_json
+from fedquit.errors import RequestError
+from fedquit.flower.twice import kept, read_json_either, write_json_twice
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,7 @@ def _in_order(identity: Identity) -> tuple[str, int, str]:
 
 def read_irreplaceable(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
     """The content of a file that must never be begun anew: it says who takes part no more."""
-    try:
-        return read_json(path)
-    except StoreError as error:
-        raise StoreError(
-            f"{path} cannot be read: restore it from a backup. Do not delete it: it says who is who, and who must "
-            "never take part again."
-        ) from error
+    return read_json_either(path, "who is who, and who must never take part again")
 
 
 class Roster:
@@ -64,7 +58,7 @@ class Roster:
 
     def __init__(self, state: Path) -> None:
         self.path = state / "clients.json"
-        listed = read_irreplaceable(self.path) if self.path.exists() else []
+        listed = read_irreplaceable(self.path) if kept(self.path) else []
         self.members: dict[ClientId, Member] = {m["number"]: Member(**m) for m in listed}
 
     def by_key(self, key: str) -> Member | None:
@@ -98,7 +92,7 @@ class Roster:
             self._save()
 
     def _save(self) -> None:
-        write_json(self.path, [dataclasses.asdict(m) for _, m in sorted(self.members.items())])
+        write_json_twice(self.path, [dataclasses.asdict(m) for _, m in sorted(self.members.items())])
 
     def find(self, words: str) -> Member:
         """The client that an operator means: by number, name, key, or the beginning of its fingerprint."""

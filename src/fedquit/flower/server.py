@@ -38,6 +38,8 @@ from fedquit.flower.presence import Presence
 from fedquit.flower.roster import Roster
 from fedquit.flower.state_folder import StateFolder
 from fedquit.flower.transport import Clock, Transport
+from fedquit.flower.twice import RESTORE_STATE, TwinStateFile, kept
+from fedquit.running.lifecycle import has_been_trained
 from fedquit.running.store import locked, save_params
 from fedquit.utils.files import write_json
 
@@ -105,7 +107,7 @@ class _Server:
             raise InputError(f"{config.method_name} needs data of the server's own: give `public` to serve().")
         model = functional(make_model)  # type: ignore[arg-type]
         self.initial = model.init(Address(config.run_seed, "init").seed_for("server"))
-        self.folder = StateFolder(state)
+        self.folder = StateFolder(state, self.say)
         self.ledger = Ledger(state, {"seed": config.run_seed, "network": fingerprint(self.initial)})
         self.roster = Roster(state)
         self.intake = Intake(state, self.ledger, self.roster, config, self.say)
@@ -151,18 +153,30 @@ class _Server:
     def _begin(self) -> None:
         """The first model, then the ledger: where there is a ledger there is a model."""
         first = self.folder.model(self.ledger.phase)
-        if not self.ledger.path.exists():
-            if self.roster.path.exists():
+        has_ledger = kept(self.ledger.path)
+        has_clients = kept(self.roster.path)
+        if not has_ledger:
+            if has_clients or self.folder.has_checkpoints:
+                what = "clients" if has_clients else "checkpoints"
                 raise StoreError(
-                    f"{self.folder.path} has clients but no {self.ledger.path.name}, which says who must never take "
-                    "part again: restore it from a backup, or take a new folder."
+                    f"{self.folder.path} has {what} but no {self.ledger.path.name}, which says who must never take "
+                    f"part again, as a folder that was copied in part: {RESTORE_STATE}."
                 )
             first.save(State(self.initial), 0.0)
             self.ledger.save()
-        if not first.path.exists():
+        if not first.exists:
             raise StoreError(
-                f"{self.folder.path} has a ledger but no model: restore it from a backup, or take a new folder."
+                f"{self.folder.path} has a ledger but no model, as a folder that was copied in part: {RESTORE_STATE}."
             )
+        if has_ledger and not has_clients and (self.ledger.knows_clients or self._has_trained(first)):
+            raise StoreError(
+                f"{self.folder.path} has no {self.roster.path.name}, which says who is who, as a folder that was "
+                f"copied in part: {RESTORE_STATE}."
+            )
+
+    def _has_trained(self, file: TwinStateFile) -> bool:
+        stored = file.load()
+        return stored is not None and has_been_trained(stored[0])
 
     def _result(self) -> ServerResult:
         phase = self.ledger.phase

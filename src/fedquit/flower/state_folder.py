@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
+from fedquit.flower.twice import TwinStateFile
 from fedquit.flower.wire import PHASE_PLACES
 from fedquit.running.lifecycle import Phase
 from fedquit.running.session import Event
-from fedquit.running.store import END, Bounds, DiskMemory, Journal, PrefixedMemory, StateFile
+from fedquit.running.store import END, Bounds, DiskMemory, Journal, PrefixedMemory
 from fedquit.utils.files import append_line, remove_half_written
 
 
@@ -40,14 +41,20 @@ class PhaseMemory(DiskMemory):
 
 
 class StateFolder:
-    """Where the server keeps models, the methods' memory, and what happened."""
+    """Where the server keeps models, the methods' memory, and what happened.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the folder.
+        say: takes a sentence where a damaged checkpoint was read from its copy.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
         self.path = path
+        self._say = say
 
-    def model(self, phase: Phase) -> StateFile:
+    def model(self, phase: Phase) -> TwinStateFile:
         """The model of a phase, after its last round that was committed."""
-        return StateFile(self._of(phase) / "state.safetensors")
+        return TwinStateFile(self._of(phase) / "state.safetensors", self._say)
 
     def journal(self, phase: Phase) -> Journal:
         """The replies of the round at hand."""
@@ -62,13 +69,18 @@ class StateFolder:
         """
         return PhaseMemory(self.path / "memory", phase.number, bounds)
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether a phase other than the first has left a checkpoint here."""
+        return any(folder.name != "000000" for folder in (self.path / "phases").glob("*"))
+
     def _of(self, phase: Phase) -> Path:
         return self.path / "phases" / f"{phase.number:06d}"
 
     @property
-    def before(self) -> StateFile:
+    def before(self) -> TwinStateFile:
         """The model that a request found: methods look back at it while they unlearn; then it is deleted."""
-        return StateFile(self.path / "before.safetensors")
+        return TwinStateFile(self.path / "before.safetensors", self._say)
 
     @property
     def published(self) -> Path:
@@ -93,7 +105,7 @@ class StateFolder:
         remove_half_written(self.path)
         remove_half_written(self.path / "memory")
         if phase.kind in ("train", "erase"):
-            self.before.path.unlink(missing_ok=True)
+            self.before.delete()
         if phase.kind == "recover":
             self.published.unlink(missing_ok=True)
 
