@@ -7,10 +7,9 @@ The commands that make a federation closed (init, join, enrol, rotate, revoke, s
 from __future__ import annotations
 
 import json
-import os
-import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +19,8 @@ from fedquit.cli import closed_flower
 from fedquit.cli.screen import PLAIN, AsJson, err
 from fedquit.cli.screen import out as screen
 from fedquit.errors import InputError
+from fedquit.flower.log_lines import log_line
+from fedquit.utils.files import close_to_others, only_owner
 
 if TYPE_CHECKING:
     from fedquit.flower.deploy.keys import Tls
@@ -38,14 +39,23 @@ Insecure = Annotated[
 ]
 
 
-def say(line: str) -> None:
-    """Print a line with the time of day."""
-    err.print(f"{time.strftime('%H:%M:%S')} {line}", **PLAIN)
+class LogStyle(StrEnum):
+    """How log lines are written."""
+
+    text = "text"
+    json = "json"
 
 
-def hear(line: str) -> None:
-    """Print a line of another process's log."""
-    err.print(f"         {line}", **PLAIN)
+Logs = Annotated[LogStyle, typer.Option("--log", help="Log lines as text, or as one JSON object a line.")]
+
+
+def log_to_screen(source: str, style: LogStyle = LogStyle.text) -> Callable[[str], None]:
+    """A function that prints a line of a log, with its time."""
+
+    def print_line(line: str) -> None:
+        err.print(log_line(line, source, style.value), **PLAIN)
+
+    return print_line
 
 
 def as_settings(words: list[str]) -> dict[str, str | int | float | bool]:
@@ -89,7 +99,7 @@ def demo(
 
     require_flower()
     with orderly_end():
-        results = shown.run(out, say=say)
+        results = shown.run(out, say=log_to_screen("fedquit"))
     if as_json:
         typer.echo(json.dumps(results))
     else:
@@ -116,6 +126,7 @@ def serve(
         Path | None, typer.Option(help="A closed federation: the folder that `fedquit flower init` made.")
     ] = None,
     app_user: AppUserName = "",
+    log: Logs = LogStyle.text,
 ) -> None:
     """Run a SuperLink and see a run through: it is started again after every failure, until it has finished."""
     from dataclasses import replace
@@ -135,7 +146,7 @@ def serve(
             )
         config = {STATE: str(state.resolve()), **as_settings(settings)}
         plan = Plan(flower_app, config, backoff=replace(RUN_BACKOFF, attempts=attempts))
-        run = _serve_closed(plan, project, state, app_user)
+        run = _serve_closed(plan, project, state, app_user, log)
         screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
         return
     members = _members(member)
@@ -145,20 +156,23 @@ def serve(
     link = Link(address, tls, None if insecure else ca, ours=not attach, mode="insecure" if insecure else "secure")
     config = {STATE: str(state.resolve()), **as_settings(settings)}
     plan = Plan(flower_app, config, backoff=replace(RUN_BACKOFF, attempts=attempts))
-    with orderly_end():
+    say, hear = log_to_screen("fedquit", log), log_to_screen("app", log)
+    with only_owner(), orderly_end():
+        close_to_others(state)
         run = run_service(plan, link, state / FOLDER, members=members, say=say, hear=hear)
     screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
 
 
-def _serve_closed(plan: Plan, project: Path, state: Path, app_user: str) -> int:
+def _serve_closed(plan: Plan, project: Path, state: Path, app_user: str, log: LogStyle) -> int:
     from fedquit.flower.closed.app_user import AppUser
     from fedquit.flower.closed.project import Project
     from fedquit.flower.closed.service import serve as serve_closed
     from fedquit.flower.deploy.processes import orderly_end
 
-    os.umask(0o077)
     user = AppUser.named(app_user) if app_user else None
-    with orderly_end():
+    say, hear = log_to_screen("fedquit", log), log_to_screen("app", log)
+    with only_owner(), orderly_end():
+        close_to_others(state)
         return serve_closed(plan, Project.open(project), state, app_user=user, say=say, hear=hear)
 
 
@@ -191,6 +205,7 @@ def node(
         Path | None, typer.Option(help="A site of a closed federation: the folder that `fedquit flower join` made.")
     ] = None,
     app_user: AppUserName = "",
+    log: Logs = LogStyle.text,
 ) -> None:
     """Run a SuperNode and start it again when it ends; Ctrl-C stops it."""
     from fedquit.flower.deploy.commands import Node
@@ -203,7 +218,7 @@ def node(
     if site is not None:
         if superlink or ca or key or insecure:
             raise InputError("with --site the server, its authority and the keys are the site's: leave the rest out.")
-        _run_site(site, home, as_settings(settings), app_user)
+        _run_site(site, home, as_settings(settings), app_user, log)
         return
     if not superlink:
         raise InputError("give --site with the folder of a closed federation's site, or --superlink with host:port.")
@@ -212,20 +227,25 @@ def node(
     own = None if insecure or key is None else NodeKey(_file(key), key.with_name(f"{key.name}.pub"))
     config: dict[str, Any] = {"fedquit-home": str(home.resolve()), **as_settings(settings)}
     made = Node(name, free_ports(1)[0], config, own)
-    with orderly_end():
+    say = log_to_screen("fedquit", log)
+    with only_owner(), orderly_end():
+        close_to_others(home)
         run_node(made, superlink, None if insecure or ca is None else _file(ca), home / "flower", say=say)
 
 
-def _run_site(site: Path, home: Path, settings: dict[str, str | int | float | bool], app_user: str) -> None:
+def _run_site(
+    site: Path, home: Path, settings: dict[str, str | int | float | bool], app_user: str, log: LogStyle
+) -> None:
     from fedquit.flower.closed.app_user import AppUser
     from fedquit.flower.closed.service import SiteRun, run_site
     from fedquit.flower.closed.site_folder import SiteFolder
     from fedquit.flower.deploy.processes import orderly_end
 
-    os.umask(0o077)
     user = AppUser.named(app_user) if app_user else None
-    with orderly_end():
-        run_site(SiteRun(SiteFolder(site), home, settings, user), say=say)
+    with only_owner(), orderly_end():
+        close_to_others(site)
+        close_to_others(home)
+        run_site(SiteRun(SiteFolder(site), home, settings, user), say=log_to_screen("fedquit", log))
 
 
 closed_flower.add_to(app)

@@ -15,6 +15,7 @@ from rich.table import Table
 from fedquit.cli.screen import LOOK, PLAIN, AsJson
 from fedquit.cli.screen import out as screen
 from fedquit.errors import InputError
+from fedquit.utils.files import only_owner
 
 if TYPE_CHECKING:
     from fedquit.flower.outbox import Entry, Filed
@@ -35,12 +36,15 @@ def request(
     """Ask to be forgotten: a whole client, or some of its samples. The client's next reply carries it to the server."""
     if (home is None) == (server is None):
         raise InputError("say whose request it is: --home DIR for a client, or --server DIR --client KEY.")
-    if home is not None:
-        _of_client(home, client, samples, fraction, show=show, as_json=as_json)
-    elif server is not None:
-        if samples or fraction:
-            raise InputError("which samples to forget is the client's own knowledge: ask with --home, at the client.")
-        _of_operator(server, client, show=show, as_json=as_json)
+    with only_owner():
+        if home is not None:
+            _of_client(home, client, samples, fraction, show=show, as_json=as_json)
+        elif server is not None:
+            if samples or fraction:
+                raise InputError(
+                    "which samples to forget is the client's own knowledge: ask with --home, at the client."
+                )
+            _of_operator(server, client, show=show, as_json=as_json)
 
 
 def _of_client(home: Path, client: str, samples: Path | None, fraction: float, *, show: bool, as_json: bool) -> None:

@@ -32,6 +32,7 @@ from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.intake import Intake
 from fedquit.flower.ledger import Erasure, Ledger
+from fedquit.flower.log_lines import printable
 from fedquit.flower.membership import read_membership
 from fedquit.flower.phases import Evaluate, Phases, ServerParts
 from fedquit.flower.presence import Presence
@@ -84,9 +85,10 @@ def serve(
     state = Path(config.state)
     try:
         with locked(state):
+            state.chmod(0o700)  # whoever else starts the app, with whatever umask
             return _Server(grid, partial(model, context), config, state, evaluate, public, clock or Clock()).run()
     except FedquitError as error:
-        log(INFO, "fedquit: stopped: %s", error)
+        log(INFO, "fedquit: stopped: %s", printable(str(error)))
         raise
 
 
@@ -132,9 +134,10 @@ class _Server:
         self.phases = Phases(parts)
 
     def say(self, sentence: str) -> None:
-        """Tell the operator, and keep it."""
-        log(INFO, "fedquit: %s", sentence)
-        self.folder.append({"event": "note", "text": sentence})
+        """Tell the operator, and keep it: on one line, whatever a client has put into it."""
+        text = printable(sentence)
+        log(INFO, "fedquit: %s", text)
+        self.folder.append({"event": "note", "text": text})
 
     def run(self) -> ServerResult:
         """Go on from where the ledger says until all rounds are trained and no request waits."""

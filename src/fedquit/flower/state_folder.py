@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedquit.flower.log_lines import timestamp
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.flower.twice import TwinStateFile
 from fedquit.flower.wire import PHASE_PLACES
@@ -93,8 +95,8 @@ class StateFolder:
         return self.path / "result.json"
 
     def append(self, event: Event) -> None:
-        """Add a line to the log."""
-        append_line(self.path / "events.jsonl", json.dumps(event))
+        """Add a line to the log, with the time."""
+        append_line(self.path / "events.jsonl", json.dumps({"time": timestamp(time.time()), **event}))
 
     def clean(self, phase: Phase) -> None:
         """Delete every checkpoint that the phase at hand has left behind, also one that a kill left half-way."""
