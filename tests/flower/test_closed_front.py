@@ -183,7 +183,7 @@ def test_a_revoked_site_is_cut_off_while_it_is_connected(project: Project, site:
             assert connection.sock.recv(1) == b"", "nobody sent anything, and the connection ended"
         with pytest.raises(CUT):
             ask(project, site.context(), FLEET, headers(project))
-        with pytest.raises(DeploymentError, match="gave no new certificate"):
+        with pytest.raises(DeploymentError, match="a site that was revoked"):
             site.renew()
 
 

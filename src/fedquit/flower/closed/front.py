@@ -31,8 +31,10 @@ from fedquit.errors import FedquitError
 from fedquit.flower.closed import rules
 from fedquit.flower.closed.apps import signatures
 from fedquit.flower.closed.authority import Authority, certificate_fingerprint, certificate_to_pem, key_to_pem, new_key
+from fedquit.flower.closed.greeting import Greeting
 from fedquit.flower.closed.private_files import write_private
 from fedquit.flower.closed.project import Project
+from fedquit.flower.closed.seen import SeenSites
 from fedquit.flower.closed.sites import FILE, Site
 from fedquit.flower.deploy.environment import LOOPBACK
 
@@ -74,6 +76,7 @@ class Front:
         self._context.num_tickets = 0  # every connection shows its certificate
         self._log = _bounded_log(self.log)
         self._upstream = ssl.create_default_context(cafile=str(self.project.loopback.authority))
+        self._seen = SeenSites(self.project.server)
         self._renew_own_certificate()
         self._read_sites()
 
@@ -159,6 +162,17 @@ class Front:
         self._note(site=site.name, renewed=True)
         return certificate
 
+    def note_seen(self, site: Site) -> None:
+        """A site has asked for something that it may have."""
+        self._seen.note(site.name, time.time())
+
+    def greet(self, site: Site, content: bytes) -> bytes:
+        """Answer a site's greeting, and keep what it says of itself for the operator."""
+        said = Greeting.from_json(content)
+        own = Greeting.own()
+        self._seen.note_greeting(site.name, said, own.time)
+        return own.as_json()
+
     def with_signatures(self, answer: bytes) -> bytes:
         """The SuperLink's answer to `get-fab`, with the signatures of the app that it holds."""
         from flwr.proto.fab_pb2 import GetFabResponse
@@ -198,6 +212,8 @@ class Front:
                     writer.transport.abort()
             if now > self._own_renewal:
                 self._renew_own_certificate()
+            with contextlib.suppress(FedquitError):  # a full disk must not end the front
+                self._seen.write_if_due(now)
 
     def _read_sites(self) -> None:
         status = (self.project.folder / FILE).stat()
@@ -262,8 +278,11 @@ class _Conversation:
             await self._answer(decision.status, f"{decision.reason}\n".encode(), last=True)
             return False
         last = not self._front.is_newest(site, self._sha256)  # so that the site comes back with its newest certificate
+        self._front.note_seen(site)
         if request.target == rules.RENEW:
             return await self._renew(site)
+        if request.target == rules.GREET:
+            return await self._greet(site)
         try:
             if self._link_writer is None or self._link_writer.is_closing():
                 self._link = h11.Connection(h11.CLIENT)
@@ -287,6 +306,17 @@ class _Conversation:
             await self._answer(403, f"{error}\n".encode(), last=True)
             return False
         await self._answer(200, certificate, last=True)
+        return False
+
+    async def _greet(self, site: Site) -> bool:
+        body = b"".join([piece async for piece in self._body()])
+        try:
+            answer = self._front.greet(site, body)
+        except ValueError as error:
+            self._front.refused(site.name, rules.GREET, rules.Refusal(400, str(error)))
+            await self._answer(400, f"{error}\n".encode(), last=True)
+            return False
+        await self._answer(200, answer, last=True)
         return False
 
     async def _pass_request(self, request: h11.Request, headers: list[tuple[bytes, bytes]], length: int) -> None:

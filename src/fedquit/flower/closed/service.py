@@ -24,6 +24,7 @@ from fedquit.errors import FedquitError, InputError
 from fedquit.flower.closed import pair
 from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over, hand_over_tree, require_access
 from fedquit.flower.closed.apps import archive, read_trust_file, signatures
+from fedquit.flower.closed.greeting import ServerWatch
 from fedquit.flower.closed.private_files import make_private_folder, only_one, write_private, write_private_json
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.site_folder import SiteFolder
@@ -373,8 +374,13 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
 
 
 def _keep_certificate(site: SiteFolder, name: str, say: Say) -> None:
-    """Renew the certificate after half of its life, for ever; say it again and again when that fails."""
+    """Renew the certificate after half of its life, for ever; say it again and again when that fails.
+
+    Between renewals the front is greeted, which says why a site is not let in, or what it should mend.
+    """
+    watch = ServerWatch(site, say)
     while True:
+        watch.look()
         if not site.renewal_due():
             time.sleep(WATCH)
             continue

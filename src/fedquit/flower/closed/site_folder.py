@@ -26,6 +26,7 @@ from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed.apps import read_trust_file
 from fedquit.flower.closed.authority import CLOCK_SKEW, key_from_pem, key_to_pem, new_key
 from fedquit.flower.closed.bundle import Bundle
+from fedquit.flower.closed.greeting import why_not_reached
 from fedquit.flower.closed.private_files import (
     FILE_MODE,
     FOLDER_MODE,
@@ -174,27 +175,38 @@ class SiteFolder:
                 "new request to the operator, who runs `fedquit flower rotate`."
             )
         tls_key = new_key()
-        answer = self._post(str(about["address"]), make_request(tls_key, self._load_node_key()))
+        answer = self.post(RENEW_PATH, make_request(tls_key, self._load_node_key()), "application/pkcs10")
         _check_certificate(answer, self.authority.read_bytes(), tls_key)
         write_private(self.tls, key_to_pem(tls_key) + answer)
 
-    def _post(self, address: str, request: bytes) -> bytes:
+    def post(self, path: str, content: bytes, kind: str) -> bytes:
+        """Send something to the front, and get its answer.
+
+        Args:
+            path: one of fedquit's own.
+            content: the body.
+            kind: its content type.
+
+        Raises:
+            DeploymentError: if the site is not let in or refused, with one sentence that says why.
+        """
+        address = str(self.about["address"])
         host, _, port = address.rpartition(":")
         connection = http.client.HTTPSConnection(
             host.strip("[]"), int(port), timeout=RENEW_TIMEOUT, context=self.context()
         )
         try:
-            connection.request("POST", RENEW_PATH, request, {"Content-Type": "application/pkcs10"})
+            connection.request("POST", path, content, {"Content-Type": kind})
             response = connection.getresponse()
-            content = response.read(MAX_ANSWER)
+            answer = response.read(MAX_ANSWER)
         except (OSError, http.client.HTTPException) as error:
-            raise DeploymentError(f"the server at {address} gave no new certificate: {error}") from error
+            raise DeploymentError(why_not_reached(error, address)) from error
         finally:
             connection.close()
         if response.status != http.client.OK:
-            reason = content.decode(errors="replace").strip() or response.reason
-            raise DeploymentError(f"the server at {address} gave no new certificate: {reason}")
-        return content
+            reason = answer.decode(errors="replace").strip() or response.reason
+            raise DeploymentError(f"the server at {address} refuses this: {reason}")
+        return answer
 
     def _load_node_key(self) -> ec.EllipticCurvePrivateKey:
         content = read_private(self.node_key.private, JOIN)
