@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedquit.cli import closed_flower
+from fedquit.cli import closed_flower, operate
 from fedquit.cli.screen import PLAIN, AsJson, err
 from fedquit.cli.screen import out as screen
 from fedquit.errors import InputError
@@ -249,3 +249,4 @@ def _run_site(
 
 
 closed_flower.add_to(app)
+operate.add_to(app)

@@ -64,6 +64,16 @@ class ServerConfig:
         return load(self.recipe) if self.recipe else Recipe(seed=self.seed, train=self.train, method=self.method)
 
     @property
+    def noted(self) -> dict[str, Any]:
+        """What the operator's commands need to know of the settings."""
+        return {
+            "rounds": self.training.rounds,
+            "method": self.method_name,
+            "min_nodes": self.min_nodes,
+            "deadline": self.deadline,
+        }
+
+    @property
     def run_seed(self) -> int:
         """The seed of all random numbers of the run."""
         return self._recipe.seed

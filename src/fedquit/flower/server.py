@@ -107,6 +107,7 @@ class _Server:
     ) -> None:
         if config.build_method().needs_public_data and public is None:
             raise InputError(f"{config.method_name} needs data of the server's own: give `public` to serve().")
+        self.config = config
         model = functional(make_model)  # type: ignore[arg-type]
         self.initial = model.init(Address(config.run_seed, "init").seed_for("server"))
         self.folder = StateFolder(state, self.say)
@@ -142,6 +143,7 @@ class _Server:
     def run(self) -> ServerResult:
         """Go on from where the ledger says until all rounds are trained and no request waits."""
         self._begin()
+        self.folder.note_settings(self.config.noted)
         self.folder.clean(self.ledger.phase)
         if self.ledger.phase.kind == "erase":
             self.phases.erase()  # before any node is met: a client that asks is told of what is done

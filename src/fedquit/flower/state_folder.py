@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from fedquit import __version__
 from fedquit.flower.log_lines import timestamp
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.flower.twice import TwinStateFile
@@ -19,7 +21,9 @@ from fedquit.flower.wire import PHASE_PLACES
 from fedquit.running.lifecycle import Phase
 from fedquit.running.session import Event
 from fedquit.running.store import END, Bounds, DiskMemory, Journal, PrefixedMemory
-from fedquit.utils.files import append_line, remove_half_written
+from fedquit.utils.files import append_line, remove_half_written, write_json
+
+SETTINGS = "settings.json"
 
 
 class PhaseMemory(DiskMemory):
@@ -93,6 +97,10 @@ class StateFolder:
     def result(self) -> Path:
         """What a run led to, as JSON."""
         return self.path / "result.json"
+
+    def note_settings(self, config: Mapping[str, Any]) -> None:
+        """Write with which settings and version the server runs now, for the operator's commands."""
+        write_json(self.path / SETTINGS, {"fedquit": __version__, "started": time.time(), "config": dict(config)})
 
     def append(self, event: Event) -> None:
         """Add a line to the log, with the time."""

@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fedquit.flower.closed.site_folder import SiteFolder
 
 GREET_PATH = "/fedquit/v1/greet"
-MAX_SKEW = 240.0  # seconds: Flower refuses what a node signed more than 305 s ago
+MAX_AHEAD = 4.0  # seconds: Flower refuses what a node signs 5 s in the future
+MAX_BEHIND = 240.0  # seconds: or more than 305 s ago
 GREET_EVERY = 600.0  # seconds between two greetings of a running node
 GREET_AGAIN = 60.0  # seconds after one that told of a problem
 NOT_YET_VALID, EXPIRED = 9, 10  # OpenSSL's codes of a certificate's verification
@@ -73,7 +74,7 @@ def differences(server: Greeting, own: Greeting) -> list[str]:
     """What a site should mend, by what the server said: a sentence each."""
     problems = []
     skew = own.time - server.time
-    if abs(skew) > MAX_SKEW:
+    if is_skewed(skew):
         direction = "ahead of" if skew > 0 else "behind"
         problems.append(
             f"the clock of this machine is {in_words(abs(skew))} {direction} the server's, which refuses such a node: "
@@ -85,6 +86,11 @@ def differences(server: Greeting, own: Greeting) -> list[str]:
             f"Flower {server.flower}: install the server's versions here, or messages may be refused."
         )
     return problems
+
+
+def is_skewed(ahead: float) -> bool:
+    """Whether the SuperLink refuses a node whose clock is so many seconds ahead of its own."""
+    return not -MAX_BEHIND <= ahead <= MAX_AHEAD
 
 
 def in_words(seconds: float) -> str:
@@ -167,6 +173,7 @@ def greet(site: SiteFolder) -> list[str]:
     """
     own = Greeting.own()
     answer = site.post(GREET_PATH, own.as_json(), "application/json")
+    own = replace(own, time=(own.time + time.time()) / 2)  # about when the server looked at its clock
     try:
         server = Greeting.from_json(answer)
     except ValueError as error:

@@ -41,6 +41,8 @@ from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.utils.files import read_json
 
 FOR_EVER = Backoff(first=2.0, factor=1.5, longest=60.0, attempts=10**9)
+NODE_LOCK = "lock"  # in the folder of a node's own files; held while it runs
+SERVED = "serve.json"  # which app and state directory were served last
 WATCH = 1.0  # seconds between two looks at the list of sites
 RETRY_RENEWAL = 60.0  # seconds after a renewal that failed, or a tenth of the certificate's life if that is shorter
 
@@ -82,6 +84,8 @@ def serve(
         The id of the run that finished.
     """
     require_signed(plan.app, project)
+    make_private_folder(project.server)
+    write_private_json(project.server / SERVED, {"app": str(plan.app.resolve()), "state": str(state.resolve())})
     with open_federation(project, state, app_user=app_user, patience=plan.patience, say=say) as federation:
         memo = project.server / "run.json"
         return run_until_finished(plan, federation.control, memo, superlink=federation.superlink, say=say, hear=hear)
@@ -354,7 +358,8 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
     name = str(about["name"])
     config: dict[str, Value] = {"fedquit-home": str(run.home), **run.config}
     node = Node(name, free_ports(1)[0], config, site.node_key)
-    with ProcessGroup() as group:
+    another = f"another node of {name} runs on this machine: stop it first."
+    with only_one(run.folder / NODE_LOCK, another), ProcessGroup() as group:
         process = SupervisedProcess(
             group,
             name,

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedquit flower status`, `doctor`, `metrics`, `units`: what an operator sees and sets up."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedquit.cli.screen import LOOK, PLAIN, AsJson
+from fedquit.cli.screen import out as screen
+from fedquit.errors import InputError
+from fedquit.flower.log_lines import printable, timestamp
+
+if TYPE_CHECKING:
+    from fedquit.flower.operations.findings import Finding
+    from fedquit.flower.operations.status import MemberStatus, RequestStatus, Status
+
+ProjectFolder = Annotated[
+    Path | None, typer.Option("--project", help="A closed federation: the folder that `fedquit flower init` made.")
+]
+StateFolder = Annotated[
+    Path | None, typer.Option("--state", help="The state directory; the one that was served last if not given.")
+]
+WRONG = 1  # the exit code of a doctor that found an error
+
+
+def _say(line: str) -> None:
+    screen.print(line, **PLAIN)
+
+
+def status(
+    project: ProjectFolder = None,
+    state: StateFolder = None,
+    metrics: Annotated[
+        Path | None, typer.Option(help="Write the status as Prometheus metrics to this file (NAME.prom) instead.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """See where a federation stands: members, certificates, rounds, requests, quorum, disk. No server need run."""
+    _require_extra()
+    from fedquit.flower.operations.status import locate, status_of
+
+    current = status_of(locate(project, state))
+    if metrics is not None:
+        from fedquit.flower.operations.metrics import write_metrics
+
+        write_metrics(current, metrics)
+    elif as_json:
+        typer.echo(json.dumps(current.as_json()))
+    else:
+        _show(current)
+
+
+def metrics(
+    project: ProjectFolder = None,
+    state: StateFolder = None,
+    port: Annotated[int, typer.Option(help="The port on loopback.", min=1, max=65_535)] = 9464,
+) -> None:
+    """Serve the status as Prometheus metrics over HTTP, on loopback; read anew for every scrape. Ctrl-C ends it."""
+    _require_extra()
+    from fedquit.flower.deploy.processes import orderly_end
+    from fedquit.flower.operations.metrics import serve_metrics
+    from fedquit.flower.operations.status import locate, status_of
+
+    locate(project, state)
+    with orderly_end():
+        number, stop = serve_metrics(lambda: status_of(locate(project, state)), port)
+        _say(f"metrics are at http://127.0.0.1:{number}/metrics.")
+        try:
+            while True:
+                signal.pause()
+        finally:
+            stop()
+
+
+def doctor(
+    project: ProjectFolder = None,
+    state: StateFolder = None,
+    site: Annotated[
+        Path | None, typer.Option(help="At a site: the folder that `fedquit flower join` made, instead of a project.")
+    ] = None,
+    home: Annotated[Path | None, typer.Option(help="With --site: the home of its node.")] = None,
+    flower_app: Annotated[Path | None, typer.Option("--app", help="The folder of the Flower app.")] = None,
+    days: Annotated[float, typer.Option(help="After how many days of silence a member is told of.", min=0.0)] = 3.0,
+    as_json: AsJson = False,
+) -> None:
+    """Find out why a federation is stuck: each finding with what to do next. Exit code 1 if there is an error."""
+    _require_extra()
+    from fedquit.flower.operations.server_doctor import examine_server
+    from fedquit.flower.operations.site_doctor import examine_site
+    from fedquit.flower.operations.status import locate
+
+    if site is not None:
+        if project or state or flower_app:
+            raise InputError("--site is for a site, the other options for the server: give one side.")
+        findings = examine_site(site, home)
+    else:
+        findings = examine_server(locate(project, state), app=flower_app, silent_days=days)
+    if as_json:
+        typer.echo(json.dumps([finding.as_json() for finding in findings]))
+    else:
+        _show_findings(findings)
+    if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(WRONG)
+
+
+def _show_findings(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        _say(f"{finding.level}: {printable(finding.sentence)}")
+    if not findings:
+        _say("Nothing is wrong, as far as this machine can tell.")
+
+
+def _show(current: Status) -> None:
+    now = current.time
+    planned = "" if current.rounds is None else f" of {current.rounds}"
+    since = "" if current.progress is None else f", the last stored {_ago(now - current.progress)}"
+    _say(f"{timestamp(now)}  state {current.state}")
+    _say(f"server app {_word(current.serving)}, front {_word(current.front)}, SuperLink {_word(current.superlink)}")
+    _say(f"phase {current.phase or 'none yet'}: {current.trained}{planned} training rounds are done{since}")
+    if current.needed is not None:
+        _say(f"{current.here} members are here, a round needs {current.needed}")
+    screen.print(_member_table(current.members, now))
+    if current.requests:
+        screen.print(_request_table(current.requests, now))
+    for disk in current.disks:
+        _say(f"disk of {disk.path}: {disk.free / 2**30:.1f} GiB free, {100 * disk.free_fraction:.0f} %")
+    refused = sum(current.refusals.values())
+    if refused:
+        _say(f"the front refused {refused} connections or requests in the last day; `fedquit flower doctor` says more")
+    for sentence in current.damaged:
+        _say(f"damaged: {printable(sentence)}")
+
+
+def _member_table(members: Sequence[MemberStatus], now: float) -> Table:
+    table = Table(title="Members", **LOOK)
+    for head in ("member", "state", "client", "examples", "last seen", "certificate", "fedquit"):
+        table.add_column(head)
+    for member in members:
+        days = member.certificate_days
+        table.add_row(
+            escape(printable(member.name)),
+            member.state,
+            "" if member.client is None else str(member.client),
+            str(member.examples),
+            "" if member.last_seen is None else _ago(now - member.last_seen),
+            "" if days is None else f"{days:.1f} days",
+            escape(printable(member.fedquit)),
+        )
+    return table
+
+
+def _request_table(requests: Sequence[RequestStatus], now: float) -> Table:
+    table = Table(title="Erasure requests", **LOOK)
+    for head in ("request", "member", "of", "status", "since", "deadline", "method", "reason"):
+        table.add_column(head)
+    for request in requests:
+        left = "" if request.deadline is None else f"in {(request.deadline - now) / 60:.0f} min"
+        cells = (request.client, request.kind, request.status, request.since, left, request.method, request.reason)
+        table.add_row(request.id, *(escape(printable(cell)) for cell in cells))
+    return table
+
+
+def _word(value: bool | None) -> str:
+    return {True: "runs", False: "does not run", None: "not known"}[value]
+
+
+def _ago(seconds: float) -> str:
+    from fedquit.flower.closed.greeting import in_words
+
+    return f"{in_words(max(0.0, seconds))} ago"
+
+
+def _require_extra() -> None:
+    from fedquit.flower.deploy.environment import require_flower
+
+    require_flower()
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to `fedquit flower`."""
+    for command in (status, metrics, doctor):
+        app.command()(command)
