@@ -140,13 +140,13 @@ def serve(
 
     require_flower()
     if project is not None:
-        if member or ca or certificate or key or attach or insecure:
+        if member or ca or certificate or key or insecure:
             raise InputError(
                 "with --project the sites, certificates and addresses are the project's: leave the rest out."
             )
         config = {STATE: str(state.resolve()), **as_settings(settings)}
         plan = Plan(flower_app, config, backoff=replace(RUN_BACKOFF, attempts=attempts))
-        run = _serve_closed(plan, project, state, app_user, log)
+        run = _serve_closed(plan, project, state, app_user, log, attach=attach)
         screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
         return
     members = _members(member)
@@ -163,7 +163,7 @@ def serve(
     screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
 
 
-def _serve_closed(plan: Plan, project: Path, state: Path, app_user: str, log: LogStyle) -> int:
+def _serve_closed(plan: Plan, project: Path, state: Path, app_user: str, log: LogStyle, *, attach: bool) -> int:
     from fedquit.flower.closed.app_user import AppUser
     from fedquit.flower.closed.project import Project
     from fedquit.flower.closed.service import serve as serve_closed
@@ -173,7 +173,7 @@ def _serve_closed(plan: Plan, project: Path, state: Path, app_user: str, log: Lo
     say, hear = log_to_screen("fedquit", log), log_to_screen("app", log)
     with only_owner(), orderly_end():
         close_to_others(state)
-        return serve_closed(plan, Project.open(project), state, app_user=user, say=say, hear=hear)
+        return serve_closed(plan, Project.open(project), state, app_user=user, attach=attach, say=say, hear=hear)
 
 
 def _tls(ca: Path | None, certificate: Path | None, key: Path | None) -> Tls:

@@ -184,7 +184,103 @@ def _require_extra() -> None:
     require_flower()
 
 
+SiteKeys = Annotated[Path | None, typer.Option("--site", help="At a site: the folder that `fedquit flower join` made.")]
+Home = Annotated[Path | None, typer.Option("--home", help="At a site: the home of its node.")]
+Settings = Annotated[list[str], typer.Option("--set", help="A setting, as key=value; again for more.")]
+NodePort = Annotated[int, typer.Option("--port", help="At a site: the port of the node's own API, on loopback.")]
+NODE_PORT = 9094
+
+
+def units(
+    out: Annotated[Path, typer.Option(help="The folder for the units, such as /etc/systemd/system.")],
+    project: ProjectFolder = None,
+    state: StateFolder = None,
+    flower_app: Annotated[Path | None, typer.Option("--app", help="With --project: the folder of the app.")] = None,
+    site: SiteKeys = None,
+    home: Home = None,
+    settings: Settings = [],  # noqa: B006 - typer copies it
+    user: Annotated[str, typer.Option(help="The user who owns the keys.")] = "fedquit",
+    app_user: Annotated[str, typer.Option(help="The user who runs app code, and owns state or home.")] = "fedquit-app",
+    port: NodePort = NODE_PORT,
+    data: Annotated[list[Path], typer.Option(help="At a site: a folder that the app reads; again for more.")] = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Write systemd units that run the server (--project, --state, --app) or a site (--site, --home)."""
+    _require_extra()
+    from fedquit.cli.flower import as_settings
+    from fedquit.flower.operations.units import ServerUnits, SiteUnits, write_units
+
+    given = as_settings(settings)
+    if project and state and flower_app and not site:
+        rendered = ServerUnits(project, state, flower_app, given, user, app_user).render()
+    elif site and home and not project:
+        rendered = SiteUnits(site, home, given, user, app_user, port, tuple(data)).render()
+    else:
+        raise InputError("give --project, --state and --app for the server, or --site and --home for a site.")
+    for path in write_units(rendered, out):
+        _say(str(path))
+    first = "fedquit-node.service" if site else "fedquit-serve.service fedquit-front.socket"
+    _say(f"Then: systemctl daemon-reload && systemctl enable --now {first}")
+
+
+def prepare(
+    project: ProjectFolder = None,
+    state: StateFolder = None,
+    site: SiteKeys = None,
+    home: Home = None,
+    settings: Settings = [],  # noqa: B006 - typer copies it
+    app_user: Annotated[str, typer.Option(help="The user who runs app code, and owns state or home.")] = "",
+    port: NodePort = NODE_PORT,
+) -> None:
+    """For units: make ready what the parts of a server or a site read, and hand it to their users."""
+    _require_extra()
+    from fedquit.cli.flower import as_settings
+    from fedquit.flower.closed.app_user import AppUser
+    from fedquit.flower.closed.project import Project
+    from fedquit.flower.closed.site_folder import SiteFolder
+    from fedquit.flower.operations.parts import prepare_server, prepare_site
+    from fedquit.utils.files import only_owner
+
+    user = AppUser.named(app_user) if app_user else None
+    with only_owner():
+        if project and state and not site:
+            prepare_server(Project.open(project), state, user)
+        elif site and home and not project:
+            prepare_site(SiteFolder(site), home, as_settings(settings), user, port)
+        else:
+            raise InputError("give --project and --state for the server, or --site and --home for a site.")
+
+
+def part(
+    name: Annotated[str, typer.Argument(help="superlink, superexec, front; node, apps.")],
+    project: ProjectFolder = None,
+    state: StateFolder = None,
+    site: SiteKeys = None,
+    home: Home = None,
+) -> None:
+    """For units: run one part of a server or a site, which `fedquit flower prepare` made ready."""
+    _require_extra()
+    from fedquit.flower.closed.site_folder import SiteFolder
+    from fedquit.flower.operations import parts
+    from fedquit.utils.files import only_owner
+
+    with only_owner():
+        if name in ("superlink", "superexec") and state:
+            parts.run_server_part(name, state)
+        elif name == "front" and project:
+            parts.run_front(project)
+        elif name == "node" and site:
+            parts.run_node(SiteFolder(site))
+        elif name == "apps" and home:
+            parts.run_apps(home)
+        else:
+            raise InputError(
+                "give superlink or superexec with --state, front with --project, node with --site, apps with --home."
+            )
+
+
 def add_to(app: typer.Typer) -> None:
     """Add these commands to `fedquit flower`."""
-    for command in (status, metrics, doctor):
+    for command in (status, metrics, doctor, units):
         app.command()(command)
+    for command in (prepare, part):
+        app.command(hidden=True)(command)

@@ -48,6 +48,7 @@ MAX_HANDSHAKES_OF_PEER = 16  # from one address
 MAX_CONNECTIONS = 16  # of one site
 MAX_LOG = 10_000_000  # bytes of a file of the log
 PIECE = 65_536
+FIRST_INHERITED = 3  # the file descriptor of the first socket that a service manager passes on
 WATCH = 0.5  # seconds between two looks at the list of sites
 
 
@@ -416,13 +417,23 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=128)
 
 
+def inherited_listener() -> socket.socket | None:
+    """The listening socket that a service manager passed on (`LISTEN_FDS`), if it did.
+
+    The front can then run in a network namespace of its own, whose only opening is this socket.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
+        return None
+    return socket.socket(fileno=FIRST_INHERITED)
+
+
 def main(folder: str, log: str) -> None:
     """Run the front of a project."""
     project = Project.open(Path(folder))
     settings = project.settings
     os.umask(0o077)
     front = Front(project, Path(log))
-    with listen(settings.listen, settings.port) as listener:
+    with inherited_listener() or listen(settings.listen, settings.port) as listener:
         asyncio.run(front.serve(listener))
 
 

@@ -67,6 +67,7 @@ def serve(
     state: Path,
     *,
     app_user: AppUser | None = None,
+    attach: bool = False,
     say: Say = lambda _: None,
     hear: Hear = lambda _: None,
 ) -> int:
@@ -77,6 +78,7 @@ def serve(
         project: the authority, the sites, the server's settings.
         state: the state directory of the federation.
         app_user: who runs the SuperLink and the server app; the present user if None.
+        attach: whether SuperLink and front run already, for example as units of systemd.
         say: takes one sentence for the operator.
         hear: takes each line of the run's log.
 
@@ -86,7 +88,9 @@ def serve(
     require_signed(plan.app, project)
     make_private_folder(project.server)
     write_private_json(project.server / SERVED, {"app": str(plan.app.resolve()), "state": str(state.resolve())})
-    with open_federation(project, state, app_user=app_user, patience=plan.patience, say=say) as federation:
+    with open_federation(
+        project, state, app_user=app_user, attach=attach, patience=plan.patience, say=say
+    ) as federation:
         memo = project.server / "run.json"
         return run_until_finished(plan, federation.control, memo, superlink=federation.superlink, say=say, hear=hear)
 
@@ -96,8 +100,8 @@ class Federation:
     """The processes of a closed federation's server."""
 
     control: Control
-    superlink: SupervisedProcess  # with the process that runs server apps
-    front: SupervisedProcess
+    superlink: SupervisedProcess | None = None  # with the process that runs server apps; None: others run it
+    front: SupervisedProcess | None = None
 
 
 @contextlib.contextmanager
@@ -106,6 +110,7 @@ def open_federation(
     state: Path,
     *,
     app_user: AppUser | None = None,
+    attach: bool = False,
     patience: float = 300.0,
     say: Say = lambda _: None,
 ) -> Iterator[Federation]:
@@ -115,17 +120,33 @@ def open_federation(
         project: the authority, the sites, the server's settings.
         state: the state directory of the federation.
         app_user: who runs the SuperLink and the server app; the present user if None.
+        attach: whether both run already: then only the list of sites is carried to the SuperLink.
         patience: seconds for the SuperLink to answer.
         say: takes one sentence for the operator.
     """
     project = Project(project.folder.resolve())  # processes start in other folders
     state = make_private_folder(state.resolve())
     make_private_folder(project.server)
+    processes = _attached if attach else _processes
     with (
         only_one(project.server / "lock", f"another `fedquit flower serve` runs {project.folder}: stop it first."),
-        _processes(project, state, app_user, patience, say) as federation,
+        processes(project, state, app_user, patience, say) as federation,
     ):
         yield federation
+
+
+@contextlib.contextmanager
+def _attached(
+    project: Project, state: Path, app_user: AppUser | None, patience: float, say: Say
+) -> Iterator[Federation]:
+    """As `open_federation`, with a SuperLink and a front that somebody else runs."""
+    address = f"{LOOPBACK}:{project.settings.superlink_port}"
+    control = Control(address, project.loopback.authority, project.server / "flower-home")
+    wait_for_superlink(control, patience, None, say)
+    registrar = Registrar(project, state, control, project.server / "registered.json", app_user, say)
+    with registrar.following():
+        say(f"sites reach this federation at {project.settings.address}; the front's log is {project.front_log}.")
+        yield Federation(control)
 
 
 @contextlib.contextmanager
@@ -158,9 +179,14 @@ def _processes(
             wipe_traces(folder / DATABASE, say)
 
 
-def _start_superlink(
-    group: ProcessGroup, project: Project, folder: Path, app_user: AppUser | None, say: Say
-) -> SupervisedProcess:
+def superlink_descriptions(project: Project, folder: Path, app_user: AppUser | None) -> list[dict[str, Any]]:
+    """The SuperLink and the process that runs server apps, as `pair` starts them; what they read is made ready.
+
+    Args:
+        project: whose settings and certificates they use.
+        folder: of the SuperLink's files, in the state directory.
+        app_user: who runs both; the present user if None.
+    """
     own = project.loopback
     copies = copy_for(app_user, folder / "run", own.authority, own.certificate, own.key, project.secret)
     tls = Tls(*copies[:3])
@@ -170,10 +196,16 @@ def _start_superlink(
     command = [*superlink_command(port, folder / DATABASE, tls, "secure"), *isolation]
     home = hand_over(make_private_folder(folder / "run" / "flower-home"), app_user)
     variables = {"FLWR_HOME": str(home.resolve())}
-    both = [
+    return [
         _described(command, app_user, variables, folder / "run"),
         _described(superexec_command(port, tls.authority, secret), app_user, variables, folder / "run"),
     ]
+
+
+def _start_superlink(
+    group: ProcessGroup, project: Project, folder: Path, app_user: AppUser | None, say: Say
+) -> SupervisedProcess:
+    both = superlink_descriptions(project, folder, app_user)
     log = project.server / "logs" / "superlink.log"
     say(f"the SuperLink starts on loopback; its log is {log}.")
     env = environment(project.server / "flower-home")
@@ -320,6 +352,10 @@ class SiteRun:
 
     def command(self, node: Node) -> list[str]:
         """The command that runs the node and, beside it, the process that runs apps."""
+        return pair_command(self.descriptions(node))
+
+    def descriptions(self, node: Node) -> list[dict[str, Any]]:
+        """The node and the process that runs apps, as `pair` starts them; what they read is made ready."""
         site = self.site
         tls = site.loopback()
         run = self.home / "flower"
@@ -330,12 +366,10 @@ class SiteRun:
         closed += ["--superexec-auth-secret-file", str(site.secret())]
         supernode = [sys.executable, "-m", "fedquit.flower.closed.supernode", str(site.folder), *flower, *closed]
         variables = {"FLWR_HOME": str(home.resolve())}
-        return pair_command(
-            [
-                _described(supernode, None, {}, self.folder),
-                _described(superexec_command(node.port, authority, secret), self.app_user, variables, run),
-            ]
-        )
+        return [
+            _described(supernode, None, {}, self.folder),
+            _described(superexec_command(node.port, authority, secret), self.app_user, variables, run),
+        ]
 
 
 def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
