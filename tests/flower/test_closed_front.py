@@ -7,11 +7,8 @@ import contextlib
 import json
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,29 +20,19 @@ from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.supernode import watch_certificate
 from fedquit.flower.deploy.errors import DeploymentError
-from flower.closed_world import CUT, connect, enrolled, new_project, post, with_certificate, without_certificate
+from flower.closed_world import (
+    CUT,
+    connect,
+    enrolled,
+    new_project,
+    post,
+    running,
+    with_certificate,
+    without_certificate,
+)
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(120)]
 FLEET = "/v1/fleet/pull-messages"
-
-
-@contextlib.contextmanager
-def running(project: Project, log: Path) -> Iterator[None]:
-    """The project's front in a process of its own, as `fedquit flower serve` starts it; no SuperLink is behind it."""
-    settings = project.settings
-    command = [sys.executable, "-m", "fedquit.flower.closed.front", str(project.folder), str(log)]
-    with subprocess.Popen(command) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while True:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                with contextlib.suppress(OSError), socket.create_connection((settings.host, settings.port), 5):
-                    break
-                time.sleep(0.05)
-            yield
-        finally:
-            process.terminate()
 
 
 @pytest.fixture

@@ -280,12 +280,13 @@ def test_the_commands_of_the_units_run_a_federation(open_folder: Path) -> None:
     with by_hand(logs) as machine:
         for name in ("superlink", "superexec", "front"):
             machine.start(name, server[f"fedquit-{name}.service"])
+        machine.start("serve", server["fedquit-serve.service"])
+        _wait(lambda: "hospital-1 is registered" in (logs / "serve.log").read_text())
         for i, (site, port) in enumerate(zip(sites, free_ports(2), strict=True)):
             own = {"partition-id": i, "num-partitions": 2}
             units = SiteUnits(site.folder, open_folder / f"home-{i}", own, **users, port=port).render()
             for name in ("node", "apps"):
                 machine.start(f"{name}-{i}", units[f"fedquit-{name}.service"])
-        machine.start("serve", server["fedquit-serve.service"])
         assert machine.wait_for("serve") == 0, machine.report()
         machine.start("renew", units["fedquit-renew.service"])
         assert "needs no new certificate for now" in (logs / "renew.log").read_text()

@@ -14,7 +14,8 @@ the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from logging import INFO
@@ -84,12 +85,25 @@ def serve(
     config = config or ServerConfig.of(context.run_config)
     state = Path(config.state)
     try:
-        with locked(state):
+        with _only_server(state):
             state.chmod(0o700)  # whoever else starts the app, with whatever umask
             return _Server(grid, partial(model, context), config, state, evaluate, public, clock or Clock()).run()
     except FedquitError as error:
         log(INFO, "fedquit: stopped: %s", printable(str(error)))
         raise
+
+
+@contextlib.contextmanager
+def _only_server(state: Path) -> Iterator[None]:
+    """Hold the state directory, which two servers must never share."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(state))
+        except StoreError as error:
+            if isinstance(error.__cause__, BlockingIOError):
+                raise StoreError(f"another server runs on {state}: stop it, or let it go on alone.") from error
+            raise
+        yield
 
 
 class _Server:

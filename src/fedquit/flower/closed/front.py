@@ -27,7 +27,7 @@ from pathlib import Path
 
 import h11
 
-from fedquit.errors import FedquitError
+from fedquit.errors import FedquitError, StoreError
 from fedquit.flower.closed import rules
 from fedquit.flower.closed.apps import signatures
 from fedquit.flower.closed.authority import Authority, certificate_fingerprint, certificate_to_pem, key_to_pem, new_key
@@ -414,7 +414,13 @@ def _closing(last: bool) -> list[tuple[bytes, bytes]]:
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens on an address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=128)
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise StoreError(
+            f"cannot listen on {host}:{port} ({error.strerror}): stop the other server, or the other program, that has "
+            "this port."
+        ) from error
 
 
 def inherited_listener() -> socket.socket | None:

@@ -111,11 +111,6 @@ def why_not_reached(error: BaseException, address: str) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _why_not_verified(error, address)
     reason = str(getattr(error, "reason", "") or "")
-    if "CERTIFICATE_EXPIRED" in reason:
-        return (
-            f"the server at {address} says that this site's certificate has expired: make a new request with "
-            "`fedquit flower join`, and let the operator run `fedquit flower rotate`."
-        )
     if "ALERT" in reason:
         return (
             f"the server at {address} refuses this site's certificate ({reason}): ask the operator, who runs "

@@ -24,6 +24,7 @@ from fedquit.errors import FedquitError, InputError
 from fedquit.flower.closed import pair
 from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over, hand_over_tree, require_access
 from fedquit.flower.closed.apps import archive, read_trust_file, signatures
+from fedquit.flower.closed.front import listen
 from fedquit.flower.closed.greeting import ServerWatch
 from fedquit.flower.closed.private_files import make_private_folder, only_one, write_private, write_private_json
 from fedquit.flower.closed.project import Project
@@ -161,6 +162,8 @@ def _processes(
         say(SAME_USER)
     wipe_traces(folder / DATABASE, say)
     settings = project.settings
+    for host, port in ((settings.listen, settings.port), (LOOPBACK, settings.superlink_port)):
+        listen(host, port).close()  # or another server has it: said now, and not in a log of a process
     address = f"{LOOPBACK}:{settings.superlink_port}"
     with ProcessGroup() as group:
         link = _start_superlink(group, project, folder, app_user, say)

@@ -168,12 +168,6 @@ class SiteFolder:
 
     def renew(self) -> None:
         """Get the next certificate, for a new key, over the connection that the present one opens."""
-        about = self.about
-        if self.seconds_left() <= 0:
-            raise DeploymentError(
-                f"the certificate of {about['name']} has expired: run `fedquit flower join {self.folder}` and send the "
-                "new request to the operator, who runs `fedquit flower rotate`."
-            )
         tls_key = new_key()
         answer = self.post(RENEW_PATH, make_request(tls_key, self._load_node_key()), "application/pkcs10")
         _check_certificate(answer, self.authority.read_bytes(), tls_key)
@@ -190,6 +184,7 @@ class SiteFolder:
         Raises:
             DeploymentError: if the site is not let in or refused, with one sentence that says why.
         """
+        self._require_own_certificate()
         address = str(self.about["address"])
         host, _, port = address.rpartition(":")
         connection = http.client.HTTPSConnection(
@@ -207,6 +202,23 @@ class SiteFolder:
             reason = answer.decode(errors="replace").strip() or response.reason
             raise DeploymentError(f"the server at {address} refuses this: {reason}")
         return answer
+
+    def _require_own_certificate(self) -> None:
+        """Raise `DeploymentError` if no server would take this site's certificate, which a server does not say."""
+        name = self.about["name"]
+        if self.seconds_left() <= 0:
+            raise DeploymentError(
+                f"the certificate of {name} has expired: run `fedquit flower join {self.folder}` and send the new "
+                "request to the operator, who runs `fedquit flower rotate`."
+            )
+        try:
+            authority = x509.load_pem_x509_certificate(read_private(self.authority, INSTALL))
+            self.certificate().verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature) as error:
+            raise DeploymentError(
+                f"the certificate of {name} is of another authority than {self.authority}: run `fedquit flower join` "
+                "with --bundle and the operator's last bundle."
+            ) from error
 
     def _load_node_key(self) -> ec.EllipticCurvePrivateKey:
         content = read_private(self.node_key.private, JOIN)

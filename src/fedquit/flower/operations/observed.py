@@ -17,13 +17,19 @@ PROC = Path("/proc")
 LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
-def listeners(port: int) -> list[str] | None:
-    """The addresses of this machine on which something listens on a port, in this network namespace."""
+def listeners(port: int, beside: int | None = None) -> list[str] | None:
+    """The addresses of this machine on which something listens on a port, in this network namespace.
+
+    Args:
+        port: the number.
+        beside: a process whose network namespace is looked at too, as far as we may: units have one of their own.
+    """
     addresses: list[str] = []
     known = False
-    for name in ("tcp", "tcp6"):
+    places = [PROC / "net", *([PROC / str(beside) / "net"] if beside else [])]
+    for path in [place / name for place in places for name in ("tcp", "tcp6")]:
         try:
-            lines = (PROC / "net" / name).read_text().splitlines()[1:]
+            lines = path.read_text().splitlines()[1:]
         except OSError:
             continue
         known = True
@@ -32,7 +38,7 @@ def listeners(port: int) -> list[str] | None:
             address, _, number = local.partition(":")
             if state == LISTEN and int(number, 16) == port:
                 addresses.append(_address(address))
-    return addresses if known else None
+    return list(dict.fromkeys(addresses)) if known else None
 
 
 def _address(words: str) -> str:

@@ -174,9 +174,9 @@ def _ports(case: Examination) -> Iterator[Finding]:
     if project is None:
         return
     settings = project.settings
-    front = listeners(settings.port)
-    link = listeners(settings.superlink_port)
     holder = lock_holder(project.server / "lock")
+    front = listeners(settings.port, holder)
+    link = listeners(settings.superlink_port, holder)
     if front is None or link is None or holder is None:
         yield warning("this system does not tell who listens on a port", "run the doctor on the server itself.")
         return

@@ -80,8 +80,6 @@ def _certificate(case: SiteExamination) -> Iterator[Finding]:
 
 def _server(case: SiteExamination) -> Iterator[Finding]:
     """Whether the server lets this site in, and what it says of clocks and versions."""
-    if case.site.seconds_left() < 0:
-        return  # the certificate is told of already
     for problem in greet(case.site):
         yield from_sentence(problem)
 

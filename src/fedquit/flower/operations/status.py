@@ -176,14 +176,15 @@ def status_of(source: Source, now: float | None = None) -> Status:
     done, progress = _progress(source, phase)
     training = phase.get("kind") == "train"
     port = source.project.settings if source.project else None
+    server = lock_holder(source.project.server / "lock") if source.project else None
     folders = [source.state, *([source.project.folder] if source.project else [])]
     return Status(
         time=now,
         state=str(source.state),
         project=str(source.project.folder) if source.project else "",
         serving=_held(source.state / ".lock"),
-        front=_listens(port.port) if port else None,
-        superlink=_listens(port.superlink_port) if port else None,
+        front=_listens(port.port, server) if port else None,
+        superlink=_listens(port.superlink_port, server) if port else None,
         phase=str(phase.get("kind", "")),
         round=done,
         trained=int(phase.get("trained", 0)) + (done if training else 0),
@@ -211,8 +212,8 @@ def _held(path: Path) -> bool | None:
     return None if holder is None else holder > 0
 
 
-def _listens(port: int) -> bool | None:
-    addresses = listeners(port)
+def _listens(port: int, beside: int | None) -> bool | None:
+    addresses = listeners(port, beside)
     return None if addresses is None else bool(addresses)
 
 
