@@ -209,7 +209,7 @@ def test_clocks_that_flower_accepts_are_accepted(ahead: float, skewed: bool) -> 
 
 def test_a_node_with_another_version(project: Project, site: SiteFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(project, project.front_log):
-        monkeypatch.setattr(greeting, "__version__", "0.0.1")
+        monkeypatch.setattr(greeting, "package_version", lambda: "0.0.1")
         (sentence,) = greet(site)
         said: list[str] = []
         ServerWatch(site, said.append).look()

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedquit import __version__
 from fedquit.flower.log_lines import timestamp
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.flower.twice import TwinStateFile
@@ -22,6 +21,7 @@ from fedquit.running.lifecycle import Phase
 from fedquit.running.session import Event
 from fedquit.running.store import END, Bounds, DiskMemory, Journal, PrefixedMemory
 from fedquit.utils.files import append_line, remove_half_written, write_json
+from fedquit.utils.version import package_version
 
 SETTINGS = "settings.json"
 
@@ -100,7 +100,7 @@ class StateFolder:
 
     def note_settings(self, config: Mapping[str, Any]) -> None:
         """Write with which settings and version the server runs now, for the operator's commands."""
-        write_json(self.path / SETTINGS, {"fedquit": __version__, "started": time.time(), "config": dict(config)})
+        write_json(self.path / SETTINGS, {"fedquit": package_version(), "started": time.time(), "config": dict(config)})
 
     def append(self, event: Event) -> None:
         """Add a line to the log, with the time."""

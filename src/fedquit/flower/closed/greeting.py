@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from fedquit import __version__
 from fedquit.flower.deploy.errors import DeploymentError
+from fedquit.utils.version import package_version
 
 if TYPE_CHECKING:
     from fedquit.flower.closed.site_folder import SiteFolder
@@ -51,7 +51,7 @@ class Greeting:
     @classmethod
     def own(cls) -> Greeting:
         """What this side says now."""
-        return cls(__version__, flower_version(), time.time())
+        return cls(package_version(), flower_version(), time.time())
 
     def as_json(self) -> bytes:
         """The greeting as it is sent."""

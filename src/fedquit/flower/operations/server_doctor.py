@@ -14,7 +14,6 @@ from pathlib import Path
 
 from cryptography import x509
 
-from fedquit import __version__
 from fedquit.errors import FedquitError
 from fedquit.flower.closed.apps import read_trust_file
 from fedquit.flower.closed.authority import Authority
@@ -29,6 +28,7 @@ from fedquit.flower.state_folder import SETTINGS
 from fedquit.flower.twice import RESTORE_STATE, copy_of, kept
 from fedquit.running.params_file import load_params
 from fedquit.utils.files import read_json
+from fedquit.utils.version import package_version
 
 SOON_DAYS = 30.0  # before the end of a certificate that does not renew itself
 RENEWAL_LATE = 0.4  # of a certificate's life left: a running node renews it at half
@@ -226,13 +226,13 @@ def _two_servers(case: Examination) -> Iterator[Finding]:
 
 def _versions(case: Examination) -> Iterator[Finding]:
     settings = case.source.json(SETTINGS) or {}
-    ran = str(settings.get("fedquit", __version__))
-    if ran != __version__:
+    ran = str(settings.get("fedquit", package_version()))
+    if ran != package_version():
         yield warning(
-            f"the server app last ran with fedquit {ran}, and this is {__version__}",
+            f"the server app last ran with fedquit {ran}, and this is {package_version()}",
             "use one version for serve, for the app's user and for this command.",
         )
-    own = (__version__, flower_version())
+    own = (package_version(), flower_version())
     for member in case.status.members:
         if member.fedquit and (member.fedquit, member.flower) != own and member.state in ("here", "away"):
             yield warning(
