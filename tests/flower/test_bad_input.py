@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -25,9 +26,12 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
+from typer.testing import CliRunner
 
 from fedquit import __version__
-from fedquit.errors import InputError, StoreError
+from fedquit.cli import app as fedquit
+from fedquit.errors import FedquitError, InputError, StoreError
+from fedquit.flower.canaries import HomeCanaries
 from fedquit.flower.closed import greeting
 from fedquit.flower.closed.authority import Authority, certificate_to_pem, key_to_pem, new_key
 from fedquit.flower.closed.greeting import Greeting, ServerWatch, differences, greet
@@ -38,9 +42,13 @@ from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.sites import change_sites, read_sites
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import distinguished_name, general_name
+from fedquit.flower.ledger import Ledger
+from fedquit.flower.membership import read_membership, write_membership
 from fedquit.flower.operations.server_doctor import examine_server
 from fedquit.flower.operations.site_doctor import examine_site
 from fedquit.flower.operations.status import locate, status_of
+from fedquit.flower.outbox import Outbox
+from fedquit.flower.roster import Roster
 from fedquit.running.store import locked
 from fedquit.utils.files import HALF_WRITTEN, write_json
 from flower.closed_world import enrolled, new_project, running
@@ -313,7 +321,7 @@ def test_a_full_disk_during_enrolment(
     joining = SiteFolder(tmp_path / "joining")
     joining.join()
     before = snapshot(project.folder)
-    words = ["enrol", "hospital-9", joining.request, "--project", project.folder, "--examples", "10"]
+    words: list[str | Path] = ["enrol", "hospital-9", joining.request, "--project", project.folder, "--examples", "10"]
     out = tmp_path / "hospital-9.tar"
     done = with_full_disk(limit, *words, "--out", out)
     assert done.returncode == 2, done.stdout + done.stderr
@@ -331,3 +339,35 @@ def test_a_full_disk_while_a_site_joins(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert with_full_disk(1 << 30, "join", tmp_path / "site").returncode == 0
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1", '"words"'])
+def test_no_damaged_file_of_a_federation_is_answered_with_advice_to_remove_it(
+    content: str, project: Project, site: SiteFolder, tmp_path: Path
+) -> None:
+    """Without its list of sites a state directory would be open; the rest cannot be made again."""
+    home = tmp_path / "home"
+    state = tmp_path / "state"
+    entry = Outbox(home).file()
+    members = write_membership(state, project.sites.values())
+    ledger = state / "ledger.json"
+    seed = home / "canaries.json"
+    readers: dict[Path, Callable[[], object]] = {
+        project.folder / "sites.json": lambda: project.sites,
+        members: lambda: read_membership(state),
+        ledger: lambda: Ledger(state, {}),
+        state / "clients.json": lambda: Roster(state),
+        home / "outbox" / f"{entry.id}.json": lambda: Outbox(home).entries(),
+        seed: lambda: HomeCanaries(home, 40).drawn(100),
+        site.folder / "site.json": lambda: site.about,
+    }
+    for path, read in readers.items():
+        path.write_text(content)
+        with pytest.raises(FedquitError) as refusal:
+            read()
+        sentence = str(refusal.value).replace("Do not delete", "")
+        assert not re.search(r"delet|remov|move it|new folder|another folder", sentence), sentence
+    words = ["request", "--server", str(state), "--show"]
+    shown = CliRunner().invoke(fedquit, words)
+    assert isinstance(shown.exception, StoreError)
+    assert "Do not delete it" in str(shown.exception)

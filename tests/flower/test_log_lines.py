@@ -30,7 +30,7 @@ def test_a_forged_line_stays_on_the_line_that_quotes_it() -> None:
 @given(st.text())
 def test_every_text_becomes_one_printable_line(text: str) -> None:
     for style in ("text", "json"):
-        line = log_line(text, "fedquit", style, 0.0)  # type: ignore[arg-type]
+        line = log_line(text, "fedquit", style, 0.0)
         assert len(line.splitlines()) == 1
         assert not re.search(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]", line)
 

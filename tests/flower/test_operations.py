@@ -20,8 +20,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
+from click.testing import Result
 from prometheus_client.parser import text_string_to_metric_families
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from fedquit import __version__
 from fedquit.cli import app as fedquit

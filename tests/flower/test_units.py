@@ -284,7 +284,8 @@ def test_the_commands_of_the_units_run_a_federation(open_folder: Path) -> None:
         _wait(lambda: "hospital-1 is registered" in (logs / "serve.log").read_text())
         for i, (site, port) in enumerate(zip(sites, free_ports(2), strict=True)):
             own = {"partition-id": i, "num-partitions": 2}
-            units = SiteUnits(site.folder, open_folder / f"home-{i}", own, **users, port=port).render()
+            home = open_folder / f"home-{i}"
+            units = SiteUnits(site.folder, home, own, users["user"], users["app_user"], port).render()
             for name in ("node", "apps"):
                 machine.start(f"{name}-{i}", units[f"fedquit-{name}.service"])
         assert machine.wait_for("serve") == 0, machine.report()

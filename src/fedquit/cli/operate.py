@@ -282,5 +282,5 @@ def add_to(app: typer.Typer) -> None:
     """Add these commands to `fedquit flower`."""
     for command in (status, metrics, doctor, units):
         app.command()(command)
-    for command in (prepare, part):
-        app.command(hidden=True)(command)
+    for for_units in (prepare, part):
+        app.command(hidden=True)(for_units)

@@ -133,8 +133,8 @@ class Outbox:
 def _read_request(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
     """The content of a request's file, which must not get lost."""
     try:
-        return read_json(path)
-    except StoreError as error:
+        return dict(read_json(path))
+    except (StoreError, TypeError, ValueError) as error:
         raise StoreError(
             f"{path} cannot be read: restore it from a backup, or file the request again; keep this file."
         ) from error

@@ -48,9 +48,9 @@ def _in_order(identity: Identity) -> tuple[str, int, str]:
     return (identity.name, int(rest) if kind == "partition" and rest.isdigit() else 0, identity.key)
 
 
-def read_irreplaceable(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
+def read_irreplaceable(path: Path, kind: type = dict) -> Any:  # noqa: ANN401 - JSON is anything
     """The content of a file that must never be begun anew: it says who takes part no more."""
-    return read_json_either(path, "who is who, and who must never take part again")
+    return read_json_either(path, "who is who, and who must never take part again", kind)
 
 
 class Roster:
@@ -58,7 +58,7 @@ class Roster:
 
     def __init__(self, state: Path) -> None:
         self.path = state / "clients.json"
-        listed = read_irreplaceable(self.path) if kept(self.path) else []
+        listed = read_irreplaceable(self.path, list) if kept(self.path) else []
         self.members: dict[ClientId, Member] = {m["number"]: Member(**m) for m in listed}
 
     def by_key(self, key: str) -> Member | None:

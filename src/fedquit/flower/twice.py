@@ -44,28 +44,36 @@ def write_json_twice(path: Path, value: object) -> None:
     write_json(copy_of(path), value)
 
 
-def read_json_either(path: Path, holds: str, say: Say = lambda _: None) -> Any:  # noqa: ANN401 - JSON is anything
+def read_json_either(path: Path, holds: str, kind: type = dict, say: Say = lambda _: None) -> Any:  # noqa: ANN401 - JSON is anything
     """Read what `write_json_twice` wrote, from whichever of the two can be read.
 
     Args:
         path: the file.
         holds: what would be lost with it, as the end of the sentence "it says …".
+        kind: of what is written there, `dict` or `list`.
         say: takes a sentence where the copy was used.
 
     Raises:
         StoreError: if neither can be read.
     """
     try:
-        return read_json(path)
+        return _read(path, kind)
     except StoreError as error:
         try:
-            content = read_json(copy_of(path))
+            content = _read(copy_of(path), kind)
         except StoreError:
             raise StoreError(
                 f"{path} cannot be read: restore it from a backup. Do not delete it: it says {holds}."
             ) from error
         say(f"{path} cannot be read, and its copy is used instead: look after the disk.")
         return content
+
+
+def _read(path: Path, kind: type) -> Any:  # noqa: ANN401 - JSON is anything
+    content = read_json(path)
+    if not isinstance(content, kind):
+        raise StoreError(f"{path} holds something else.")
+    return content
 
 
 @dataclass(frozen=True)

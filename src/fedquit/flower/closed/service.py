@@ -20,7 +20,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
-from fedquit.errors import FedquitError, InputError
+from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.closed import pair
 from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over, hand_over_tree, require_access
 from fedquit.flower.closed.apps import archive, read_trust_file, signatures
@@ -297,14 +297,22 @@ class Registrar:
         """Register again what the SuperLink does not know, for example because its database was replaced."""
         if self.memo.exists():
             known = {int(node["node-id"]) for node in self.control.nodes()}
-            registered = {key: node for key, node in read_json(self.memo).items() if node in known}
+            registered = {key: node for key, node in self._registered().items() if node in known}
             write_private_json(self.memo, registered)
+
+    def _registered(self) -> dict[str, int | None]:
+        """The node id of each key that was registered, by fingerprint; None for one that is not known any more."""
+        try:
+            return dict(read_json(self.memo)) if self.memo.exists() else {}
+        except (StoreError, TypeError, ValueError):
+            self.say(f"{self.memo} cannot be read and is made anew; the front refuses who was revoked all the same.")
+            return {}
 
     def bring_up_to_date(self) -> None:
         """Write who takes part for the server app, register new keys, and unregister those given up."""
         sites = self.project.sites
         hand_over(write_membership(self.state, sites.values()), self.app_user)
-        registered: dict[str, int | None] = read_json(self.memo) if self.memo.exists() else {}
+        registered = self._registered()
         for site in sites.values():
             current = "" if site.revoked is not None else site.fingerprints[-1]
             if current and current not in registered:

@@ -9,6 +9,7 @@ renew     asks the front for the next certificate, over the connection that the 
 from __future__ import annotations
 
 import http.client
+import json
 import secrets
 import shlex
 import ssl
@@ -39,7 +40,6 @@ from fedquit.flower.closed.private_files import (
 from fedquit.flower.closed.requests import make_request, read_request
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import NodeKey, Tls, make_node_key, make_tls
-from fedquit.utils.files import read_json
 
 RENEW_PATH = "/fedquit/v1/renew"
 RENEW_TIMEOUT = 30.0  # seconds
@@ -85,8 +85,11 @@ class SiteFolder:
         """The site's name, the server's address and the number of examples, as the operator enrolled them."""
         if not (self.folder / "site.json").is_file():
             raise InputError(f"{self.folder} holds no bundle: {INSTALL}")
-        content: dict[str, Any] = read_json(self.folder / "site.json")
-        return content
+        try:
+            content: dict[str, Any] = json.loads(read_private(self.folder / "site.json", INSTALL))
+            return {name: content[name] for name in ("name", "address", "examples")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{self.folder / 'site.json'} is not what a bundle holds: {INSTALL}") from error
 
     @property
     def _next_key(self) -> Path:

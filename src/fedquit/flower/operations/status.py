@@ -31,6 +31,7 @@ from fedquit.utils.files import read_json
 
 HERE_WITHIN = 120.0  # seconds: a SuperNode sends a heartbeat every 30
 DAY = 86_400.0
+TWICE = {"ledger.json": dict, "clients.json": list}  # what is kept twice, and of which kind it is
 TAIL = 2_000_000  # bytes of a log that are looked at
 
 
@@ -124,17 +125,20 @@ class Source:
     def json(self, name: str) -> Any:  # noqa: ANN401 - JSON is anything
         """The content of a file of the state directory; None where there is none or it is damaged."""
         path = self.state / name
+        content = None
         with self.noting():
-            if name in ("ledger.json", "clients.json"):
-                return read_irreplaceable(path) if kept(path) else None
-            return read_json(path) if path.exists() else None
-        return None
+            if name in TWICE:
+                content = read_irreplaceable(path, TWICE[name]) if kept(path) else None
+            else:
+                content = read_json(path) if path.exists() else None
+        return content
 
     def sites(self) -> dict[str, Site]:
         """The sites of a closed federation."""
+        sites: dict[str, Site] = {}
         with self.noting():
-            return dict(self.project.sites) if self.project else {}
-        return {}
+            sites.update(self.project.sites if self.project else {})
+        return sites
 
 
 def locate(project: Path | None, state: Path | None) -> Source:
