@@ -18,6 +18,7 @@ from fedquit.errors import FedquitError
 from fedquit.flower import wire
 from fedquit.flower.identity import Sites, identity_of, is_registered, takes_part
 from fedquit.flower.judgement import counted_examples
+from fedquit.flower.outbox import Receipt
 from fedquit.flower.roster import Identity, Member, Roster
 from fedquit.flower.transport import LONGEST_POLL, PATIENCE, OutgoingMessage, Transport
 
@@ -29,6 +30,10 @@ OnRequests = Callable[[ClientId, Sequence[wire.Pending], Sequence[str]], None]
 
 Verdicts = Callable[[ClientId], Mapping[str, str]]
 """The outcomes that a client has not received yet: "served" or a reason, by request id."""
+
+
+Receipts = Callable[[ClientId], Mapping[str, Receipt]]
+"""The receipts of a client's requests that are not over, by request id."""
 
 
 class NodesMissing(FedquitError):
@@ -64,6 +69,8 @@ class Presence:
     verdicts: Verdicts
     timeout: float  # seconds for a node's answer about itself
     sites: Callable[[], Sites | None] = lambda: None  # who takes part now, in a closed federation
+    receipts: Receipts = lambda _: {}
+    federation: str = ""  # its id, which clients note beside the time of the last contact
     here: dict[ClientId, int] = field(default_factory=dict)  # the node id of every client that is online
     _clients: dict[int, ClientId] = field(default_factory=dict)  # the client behind each node id
     _backoffs: dict[int, _Backoff] = field(default_factory=dict)  # of nodes that did not say who they are
@@ -182,7 +189,9 @@ class Presence:
         for node in nodes:
             client = clients.get(node)
             verdicts = dict(self.verdicts(client)) if client is not None else {}
-            messages.append(OutgoingMessage(node, wire.QUERY, wire.body_to_records({"verdicts": verdicts})))
+            received = wire.receipts_to_body(self.receipts(client)) if client is not None else {}
+            body = {"verdicts": verdicts, "received": received, "federation": self.federation}
+            messages.append(OutgoingMessage(node, wire.QUERY, wire.body_to_records(body)))
         for message, reply in self.transport.exchange(messages, self.timeout):
             try:
                 if isinstance(reply, str):

@@ -52,6 +52,8 @@ class ServerResult:
     rounds: int  # of ordinary training
     erasures: tuple[Erasure, ...]
     erased: frozenset[ClientId]  # who takes no part any more
+    paused: str = ""  # why training pauses before all rounds are trained; "" if it does not
+    next_time: float | None = None  # when the next request that waits can be served (Unix time); None: none waits
 
 
 def serve(
@@ -108,11 +110,20 @@ class _Server:
         self.folder = StateFolder(state)
         self.ledger = Ledger(state, {"seed": config.run_seed, "network": fingerprint(self.initial)})
         self.roster = Roster(state)
-        self.intake = Intake(state, self.ledger, self.roster, config, self.say)
+        self.intake = Intake(state, self.ledger, self.roster, config, self.say, clock.now)
         transport = Transport(grid, self.say, clock)
         seconds = min(config.timeout, STATUS)
         sites = partial(read_membership, state)
-        self.nodes = Presence(transport, self.roster, self.intake.hear, self.ledger.verdicts, seconds, sites)
+        self.nodes = Presence(
+            transport,
+            self.roster,
+            self.intake.hear,
+            self.ledger.verdicts,
+            seconds,
+            sites,
+            receipts=self.ledger.receipts,
+            federation=self.ledger.federation,
+        )
         parts = ServerParts(
             config=config,
             model=model,
@@ -144,8 +155,12 @@ class _Server:
         while True:
             while self.phases.go_on():
                 pass
-            self.nodes.sweep([c for c in self.roster.members if self.ledger.verdicts(c)])
-            if not self.ledger.waiting:
+            news = [c for c in self.roster.members if self.ledger.verdicts(c) or self.ledger.receipts(c)]
+            self.nodes.sweep(news)
+            waited = len(self.ledger.waiting)
+            self.intake.take()
+            settled = len(self.ledger.waiting) < waited
+            if not settled and not self.phases.queue(patient=True).ready():
                 return self._result()
 
     def _begin(self) -> None:
@@ -170,9 +185,18 @@ class _Server:
         assert stored is not None, "a phase begins with its model on disk"
         state = stored[0]
         rounds = phase.trained + state.round
-        save_params(self.folder.published, state.params)
+        paused = self.phases.paused
+        next_time = self.phases.queue(patient=True).next_time()
+        if not paused:
+            save_params(self.folder.published, state.params)
         entries = tuple(self.ledger.entries.values())
         accuracy = self.phases.accuracy(state)
-        result = {"rounds": rounds, "accuracy": accuracy, "erasures": [asdict(e) for e in entries]}
+        result = {
+            "rounds": rounds,
+            "accuracy": accuracy,
+            "paused": paused,
+            "next": next_time,
+            "erasures": [asdict(e) for e in entries],
+        }
         write_json(self.folder.result, result)
-        return ServerResult(state.params, rounds, entries, self.ledger.erased)
+        return ServerResult(state.params, rounds, entries, self.ledger.erased, paused, next_time)

@@ -41,7 +41,8 @@ from fedquit.flower.deploy.keys import NodeKey, Tls, make_node_key, make_tls
 from fedquit.utils.files import read_json
 
 RENEW_PATH = "/fedquit/v1/renew"
-RENEW_TIMEOUT = 30.0  # seconds
+REQUESTS_PATH = "/fedquit/v1/requests"
+POST_TIMEOUT = 30.0  # seconds
 MAX_ANSWER = 65_536  # bytes
 JOIN = "run `fedquit flower join` with this folder first."
 INSTALL = "run `fedquit flower join` with this folder and --bundle, with the file that the operator sent."
@@ -174,26 +175,29 @@ class SiteFolder:
                 "new request to the operator, who runs `fedquit flower rotate`."
             )
         tls_key = new_key()
-        answer = self._post(str(about["address"]), make_request(tls_key, self._load_node_key()))
+        answer = self.post(RENEW_PATH, make_request(tls_key, self._load_node_key()))
         _check_certificate(answer, self.authority.read_bytes(), tls_key)
         write_private(self.tls, key_to_pem(tls_key) + answer)
 
-    def _post(self, address: str, request: bytes) -> bytes:
+    def post(self, path: str, body: bytes) -> bytes:
+        """The front's answer to a request of this site, on one of the paths that are fedquit's own."""
+        address = str(self.about["address"])
         host, _, port = address.rpartition(":")
-        connection = http.client.HTTPSConnection(
-            host.strip("[]"), int(port), timeout=RENEW_TIMEOUT, context=self.context()
-        )
         try:
-            connection.request("POST", RENEW_PATH, request, {"Content-Type": "application/pkcs10"})
-            response = connection.getresponse()
-            content = response.read(MAX_ANSWER)
+            connection = http.client.HTTPSConnection(
+                host.strip("[]"), int(port), timeout=POST_TIMEOUT, context=self.context()
+            )
+            try:
+                connection.request("POST", path, body, {"Content-Type": "application/octet-stream"})
+                response = connection.getresponse()
+                content = response.read(MAX_ANSWER)
+            finally:
+                connection.close()
         except (OSError, http.client.HTTPException) as error:
-            raise DeploymentError(f"the server at {address} gave no new certificate: {error}") from error
-        finally:
-            connection.close()
+            raise DeploymentError(f"the server at {address} does not answer: {error}") from error
         if response.status != http.client.OK:
             reason = content.decode(errors="replace").strip() or response.reason
-            raise DeploymentError(f"the server at {address} gave no new certificate: {reason}")
+            raise DeploymentError(f"the server at {address} refuses: {reason}")
         return content
 
     def _load_node_key(self) -> ec.EllipticCurvePrivateKey:
