@@ -106,6 +106,8 @@ class Phases:
         phases = {"train": self._train, "unlearn": self._unlearn, "recover": self._recover, "erase": self.erase}
         try:
             return phases[self._ledger.phase.kind]()
+        except _TooFewStay:  # a site was revoked a moment ago: training finds out that it pauses
+            return True
         except TooFewReplies as error:
             self._failures += 1
             if self._failures >= TRIES:
