@@ -141,6 +141,7 @@ def test_who_is_punctual_is_served_before_who_is_silent(make: MakeWorld) -> None
     assert len(by_client[1].attempts) == 1, "the first start was no try of its own"
 
 
+@pytest.mark.slow
 def test_killed_while_a_silent_client_waits_the_server_ends_as_if_nothing_had_happened(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +347,7 @@ def test_sites_that_are_revoked_while_a_request_is_served_do_not_keep_it_open(ph
     assert [e.status for e in setup.outbox(1).entries()] == ["served"]
 
 
+@pytest.mark.slow
 def test_killed_at_a_write_while_the_model_is_withdrawn(few: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_everywhere(few, monkeypatch, every=3, floor=3)
 
@@ -474,3 +476,29 @@ def test_a_whole_federation_that_was_down_for_a_year_serves_the_request_that_wai
     found = setup.serve(setup.config(train=TRAIN))
     assert seen(found) == [(1, "done", "fedquit", False), (2, "done", "fedquit", False)]
     assert found.rounds == 4, "and training goes on, with more rounds than before"
+
+
+# One list, with its history ------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_clients_says_who_joined_left_and_came_back_and_when_each_was_last_here(make: MakeWorld) -> None:
+    setup = make()
+    close(setup)
+    setup.serve(setup.config())
+    setup.outbox(1).file()
+    setup.serve(setup.config())
+    close(setup, revoked=(4,))
+    setup.node_of(2).online = False
+    setup.time.time += 3 * DAY
+    setup.serve(setup.config(floor=2))
+    close(setup)
+    setup.serve(setup.config())
+    listed = json.loads((setup.folder / "state" / "clients.json").read_text())
+    histories = {m["name"]: [what for what, _ in m["history"]] for m in listed}
+    assert histories["hospital-0"] == ["joined"]
+    assert histories["hospital-1"] == ["joined", "forgotten"]
+    assert histories["hospital-4"] == ["joined", "revoked", "returned"]
+    last = json.loads((setup.folder / "state" / "seen.json").read_text())
+    assert setup.time.time - last["0"] < DAY < setup.time.time - last["2"]
+    assert any("client 2 (hospital-2) was last here 3 days ago" in line for line in lines(setup.folder))
+    assert not any("client 1 (hospital-1) was last here" in line for line in lines(setup.folder))

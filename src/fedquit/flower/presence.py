@@ -89,6 +89,7 @@ class Presence:
         if new_nodes:
             self._meet(new_nodes)
         self.here = {self._clients[node]: node for node in sorted(nodes) if node in self._clients}
+        self.roster.note_seen(self.here, now)
 
     def sweep(self, clients: Sequence[ClientId]) -> None:
         """Ask these clients, as far as they are online, for pending requests, and send them their verdicts."""
@@ -104,6 +105,14 @@ class Presence:
             else:
                 self.roster.note({client: counted_examples(examples, self.enrolled(client))})
                 self.on_requests(client, pending, settled)
+
+    def revoked(self) -> set[ClientId]:
+        """The clients whose site takes no part any more, in a closed federation."""
+        sites = self.sites()
+        if sites is None:
+            return set()
+        keys = {f"key:{site.identity}" for site in sites.values()}
+        return {number for number, member in self.roster.members.items() if member.key not in keys}
 
     def enrolled(self, client: ClientId) -> int | None:
         """How many examples the operator agreed with a client's site; None where the federation is not closed."""

@@ -41,6 +41,7 @@ from fedquit.flower.transport import Clock, Transport
 from fedquit.running.store import locked, save_params
 from fedquit.utils.files import write_json
 
+MUTE_DAYS = 1.0  # without a client, after which the operator is warned of it in each run
 STATUS = 120.0  # seconds in which a node must say who it is; a process starts for that
 
 
@@ -107,6 +108,7 @@ class _Server:
             raise InputError(f"{config.method_name} needs data of the server's own: give `public` to serve().")
         model = functional(make_model)  # type: ignore[arg-type]
         self.initial = model.init(Address(config.run_seed, "init").seed_for("server"))
+        self.clock = clock
         self.folder = StateFolder(state)
         self.ledger = Ledger(state, {"seed": config.run_seed, "network": fingerprint(self.initial)})
         self.roster = Roster(state)
@@ -152,6 +154,8 @@ class _Server:
         if self.ledger.phase.kind == "erase":
             self.phases.erase()  # before any node is met: a client that asks is told of what is done
         self.nodes.refresh()
+        self._note_standing()
+        self._warn_of_mute_clients(self.clock.now())
         while True:
             while self.phases.go_on():
                 pass
@@ -162,6 +166,18 @@ class _Server:
             settled = len(self.ledger.waiting) < waited
             if not settled and not self.phases.queue(patient=True).ready():
                 return self._result()
+
+    def _note_standing(self) -> None:
+        self.roster.note_standing(self.ledger.erased, self.nodes.revoked())
+
+    def _warn_of_mute_clients(self, now: float) -> None:
+        """Name the clients that have not been here for long: requests of theirs would reach nobody."""
+        gone = {*self.ledger.erased, *self.nodes.revoked(), *self.nodes.here}
+        for client in sorted(self.roster.members.keys() - gone):
+            days = (now - self.roster.seen.get(client, now)) / 86_400
+            if days >= MUTE_DAYS:
+                title = self.roster[client].title
+                self.say(f"warning: {title} was last here {days:.0f} days ago: a request of its owner reaches nobody")
 
     def _begin(self) -> None:
         """The first model, then the ledger: where there is a ledger there is a model."""
@@ -185,6 +201,7 @@ class _Server:
         assert stored is not None, "a phase begins with its model on disk"
         state = stored[0]
         rounds = phase.trained + state.round
+        self._note_standing()
         paused = self.phases.paused
         next_time = self.phases.queue(patient=True).next_time()
         if not paused:
