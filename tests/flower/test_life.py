@@ -46,7 +46,7 @@ def words_of(message: Message) -> dict[str, Any]:
     return found
 
 
-def at_task(setup: Setup, phase: str, act: Callable[[ClientId], None]) -> None:
+def at_task(setup: Setup, phase: str, act: Callable[[ClientId], object]) -> None:
     """Act whenever a task of that phase is about to be sent to a client."""
 
     def before(message: Message) -> None:

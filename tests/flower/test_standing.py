@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ class Scene:
         self.runs: list[float] = []  # seconds after the beginning
         self.said: list[str] = []
         self.told: list[str] = []
-        self.at: dict[float, Callable[[], None]] = {}  # what happens at which second
+        self.at: dict[float, Callable[[], object]] = {}  # what happens at which second
         self.outcome: Iterator[str] = iter(())  # what goes wrong in each run
         self.during: Callable[[], None] = lambda: None  # what happens in each run
 
@@ -69,7 +70,7 @@ class Scene:
 
 def test_a_request_that_comes_months_after_training_is_taken_at_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path, end=7_010_000.0)
-    scene.at[7_000_000.0] = lambda: Inbox(tmp_path).file("hospital-1") and None
+    scene.at[7_000_000.0] = lambda: Inbox(tmp_path).file("hospital-1")
     with pytest.raises(Stopped):
         scene.keep_open(sweep=10 * YEAR)
     assert scene.runs[0] == 0
@@ -83,7 +84,7 @@ def test_a_notice_of_a_site_is_taken_at_once_and_only_once(tmp_path: Path) -> No
     scene = Scene(tmp_path, end=2000.0)
     for when, requests in ((100.0, {"aa"}), (500.0, {"aa"}), (900.0, {"aa", "bb"})):
         notices = {"site": frozenset(requests)}
-        scene.at[when] = lambda notices=notices: write_notices(tmp_path, notices) and None  # type: ignore[misc]
+        scene.at[when] = partial(write_notices, tmp_path, notices)
     with pytest.raises(Stopped):
         scene.keep_open(sweep=YEAR)
     assert [run // 100 for run in scene.runs] == [0, 1, 9]
@@ -133,7 +134,7 @@ def test_who_waits_for_the_end_of_training_gets_it_or_is_told_that_it_pauses(tmp
 def test_runs_that_are_lost_later_end_nothing_and_come_more_seldom(tmp_path: Path) -> None:
     scene = Scene(tmp_path, end=40_000.0)
     scene.outcome = iter(["", *["nodes are missing."] * 6])
-    scene.at[10.0] = lambda: Inbox(tmp_path).file("hospital-1") and None
+    scene.at[10.0] = lambda: Inbox(tmp_path).file("hospital-1")
     with pytest.raises(Stopped):
         scene.keep_open(sweep=3600.0)
     gaps = [b - a for a, b in zip(scene.runs[1:8], scene.runs[2:9], strict=True)]

@@ -44,9 +44,18 @@ class Queue:
         untried = not entry.attempts and entry.client in self.here
         return self.now >= last_moment and not untried
 
+    def _token_at(self, entry: Erasure) -> float:
+        """When the client of a request may have it started (Unix time); the operator may at any time."""
+        return self.bucket.next_token(self._starts(entry.client)) if entry.source == "client" else -math.inf
+
+    @property
+    def waits_for_clients(self) -> bool:
+        """Whether a request waits only because its client is away or silent."""
+        return any(e.status == "received" and self._token_at(e) <= self.now < self.ready_at(e) for e in self.entries)
+
     def ready_at(self, entry: Erasure) -> float:
         """When a request can be started (Unix time); in the past if it can be started now."""
-        token = self.bucket.next_token(self._starts(entry.client)) if entry.source == "client" else -math.inf
+        token = self._token_at(entry)
         if token > self.now or self.patient or self.is_overdue(entry):
             return token
         last_moment = max(entry.since + self.deadline, self.began + self.grace)
@@ -55,7 +64,7 @@ class Queue:
             return last_moment
         if not tried:
             return token
-        return min(last_moment, entry.attempts[-1] + self.pause * 2**tried)
+        return min(last_moment, entry.attempts[-1] + self.pause * 2.0**tried)
 
     def ready(self) -> list[Erasure]:
         """The requests that can be started now: whole clients first, and of these who was served longest ago."""

@@ -26,7 +26,7 @@ from fedquit.flower.presence import Presence
 from fedquit.flower.roster import Roster
 from fedquit.flower.state_folder import PhaseMemory, StateFolder
 from fedquit.flower.token_bucket import TokenBucket
-from fedquit.flower.transport import PATIENCE, Clock, OutgoingMessage
+from fedquit.flower.transport import LONGEST_POLL, PATIENCE, Clock, OutgoingMessage
 from fedquit.flower.wire import (
     QUERY,
     AuditModels,
@@ -196,6 +196,22 @@ class Phases:
             self._began,
             self._grace,
         )
+
+    def wait_for_turn(self) -> bool:
+        """Wait until a request can be served whose client is away, since there is nothing else to do.
+
+        Returns:
+            Whether one can be served now; False where none waits, or only such whose client must wait for its turn.
+        """
+        queue = self.queue(patient=True)
+        if queue.waits_for_clients and not queue.ready():
+            self._say(f"{', '.join(e.id for e in self._ledger.waiting)} wait for clients that are away")
+        while queue.waits_for_clients and not queue.ready():
+            self._parts.clock.sleep(LONGEST_POLL)
+            self._nodes.sweep(self._noticed())
+            self._intake.take()
+            queue = self.queue(patient=True)
+        return bool(queue.ready())
 
     @property
     def _grace(self) -> float:

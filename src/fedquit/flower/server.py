@@ -164,7 +164,7 @@ class _Server:
             waited = len(self.ledger.waiting)
             self.intake.take()
             settled = len(self.ledger.waiting) < waited
-            if not settled and not self.phases.queue(patient=True).ready():
+            if not settled and not self.phases.wait_for_turn():
                 return self._result()
 
     def _note_standing(self) -> None:

@@ -47,6 +47,7 @@ from fedquit.utils.files import read_json
 
 WATCH = 1.0  # seconds between two looks at the list of sites
 MUTE = 86_400.0  # seconds without a word of a site, after which the operator is warned, once a day
+SAY_EXPIRED = 600.0  # seconds after which a site says again that its certificate has expired
 RETRY_RENEWAL = 60.0  # seconds after a renewal that failed, or a tenth of the certificate's life if that is shorter
 
 
@@ -444,6 +445,7 @@ def _keep_certificate(site: SiteFolder, name: str, courier: Courier, say: Say) -
             left = site.seconds_left()
             validity = f"is valid for {left / 86_400:.1f} more days" if left > 0 else "HAS EXPIRED"
             say(f"warning: the certificate of {name} {validity} and was not renewed: {error}")
-            next_try = time.time() + min(RETRY_RENEWAL, max(WATCH, left / 10))
+            pause = min(RETRY_RENEWAL, max(WATCH, left / 10)) if left > 0 else SAY_EXPIRED
+            next_try = time.time() + pause
         else:
             say(f"{name} has a new certificate, valid for {site.seconds_left() / 86_400:.1f} days.")
