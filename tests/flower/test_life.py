@@ -48,7 +48,7 @@ def words_of(message: Message) -> dict[str, Any]:
     return found
 
 
-def at_task(setup: Setup, phase: str, act: Callable[[ClientId], None]) -> None:
+def at_task(setup: Setup, phase: str, act: Callable[[ClientId], object]) -> None:
     """Act whenever a task of that phase is about to be sent to a client."""
 
     def before(message: Message) -> None:
@@ -342,14 +342,20 @@ def test_before_the_first_round_there_is_nothing_to_forget(make: MakeWorld) -> N
     assert setup.trained_by() == {0, 2, 3, 4}
 
 
-def test_the_last_client_cannot_be_forgotten(make: MakeWorld) -> None:
+def test_the_last_client_is_forgotten_by_dropping_the_model(make: MakeWorld) -> None:
     setup = make()
-    setup.serve(setup.config())
+    before = setup.serve(setup.config()).params
     for client in range(5):
         setup.outbox(client).file()
-    found = setup.serve(setup.config(together=False))
-    assert [s for _, s, _, _ in seen(found)] == ["done"] * 4 + ["failed"]
-    assert "drop the model instead" in found.erasures[4].reason
+    found = setup.serve(setup.config(floor=1))
+    methods = ["fedquit"] * 4 + ["withdrawal"]
+    assert [(s, m) for _, s, m, _ in seen(found)] == [("done", method) for method in methods]
+    assert "the model was withdrawn" in found.erasures[4].reason
+    assert found.erased == set(range(5))
+    assert "0 may take part, and the floor is 1" in found.paused
+    assert old_models(setup, before) == []
+    assert not (setup.folder / "state" / "model.safetensors").exists()
+    assert [e.status for c in range(5) for e in setup.outbox(c).entries()] == ["served"] * 5
 
 
 def test_an_unauthenticated_node_is_refused_unless_that_is_allowed(make: MakeWorld) -> None:
@@ -637,7 +643,7 @@ def test_two_requests_that_name_the_same_sample(make: MakeWorld) -> None:
 
 def test_clients_that_went_without_a_word_keep_nobody_from_being_forgotten(make: MakeWorld) -> None:
     setup = make()
-    config = setup.config(method={"name": "retrain"}, **LONG)
+    config = setup.config(method={"name": "retrain"}, floor=1, **LONG)
     setup.serve(setup.config(method={"name": "retrain"}))
     for client in (2, 3, 4):
         setup.node_of(client).online = False
@@ -735,7 +741,9 @@ def test_who_asks_without_end_does_not_keep_the_server_from_ending(make: MakeWor
     setup.outbox(1).file()
     setup.serve(setup.config())
     setup.node_of(1).spoil = asks_for_more("client", 16)
-    assert len(setup.serve(setup.config()).erasures) == MOST_REQUESTS
+    found = setup.serve(setup.config())
+    assert 16 < len(found.erasures) <= MOST_REQUESTS
+    assert {e.status for e in found.erasures} == {"done"}
 
 
 def test_who_stays_and_asks_for_samples_without_end_keeps_nobody_from_training_or_ending(
@@ -752,17 +760,17 @@ def test_who_stays_and_asks_for_samples_without_end_keeps_nobody_from_training_o
     assert len(setup.serve(config).erasures) == len(found.erasures) + 2, "the next run takes more"
 
 
-def test_the_last_client_that_asks_without_end_does_not_keep_the_server_from_ending(
-    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(intake, "MOST_BETWEEN_ROUNDS", 3)
+def test_the_last_client_that_asks_without_end_does_not_keep_the_server_from_ending(make: MakeWorld) -> None:
     setup = make()
     config = setup.config(min_nodes=1)
     for client in (1, 2, 3, 4):
         setup.node_of(client).online = False
     setup.serve(config)
     setup.node_of(0).spoil = asks_for_more("client", 1)
-    assert [e.status for e in setup.serve(config).erasures] == ["failed"] * 3
+    found = setup.serve(config)
+    assert [e.method for e in found.erasures if e.method] == ["withdrawal"], "it is forgotten once"
+    assert {e.status for e in found.erasures} == {"done"}
+    assert len(found.erasures) <= MOST_REQUESTS
 
 
 def test_a_client_with_more_requests_than_a_reply_may_carry_says_them_bit_by_bit_and_the_whole_first(
@@ -802,7 +810,7 @@ def test_a_server_back_after_the_deadline_waits_a_while_for_its_nodes(make: Make
 def test_an_unlearning_round_waits_for_the_nodes_that_remain(fallback: bool, make: MakeWorld) -> None:
     setup = make()
     settings: dict[str, Any] = {"fallback": "retrain"} if fallback else {"method": {"name": "retrain"}}
-    config = setup.config(deadline=60.0, **settings)
+    config = setup.config(deadline=60.0, floor=1, **settings)
     setup.serve(config)
     setup.outbox(1).file()
     setup.node_of(1).spoil = gone
@@ -818,7 +826,7 @@ def test_an_unlearning_round_waits_for_the_nodes_that_remain(fallback: bool, mak
 
 def test_an_unlearning_round_to_which_nobody_comes_stops_and_is_gone_on_with_later(make: MakeWorld) -> None:
     setup = make()
-    config = setup.config(method={"name": "retrain"}, wait=100.0)
+    config = setup.config(method={"name": "retrain"}, wait=100.0, floor=1)
     setup.serve(config)
     Inbox(setup.folder / "state").file("hospital-1")
     for client in (0, 2, 3, 4):

@@ -19,6 +19,7 @@ import pytest
 
 from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.deploy.environment import free_ports
+from fedquit.flower.outbox import Outbox
 from fedquit.utils.files import open_to_others
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -120,6 +121,11 @@ class Page:
     def state(self) -> Path:
         return self.folder / "operator" / "state"
 
+    @property
+    def entries(self) -> list[dict[str, str]]:
+        path = self.state / "ledger.json"
+        return list(json.loads(path.read_text())["entries"]) if path.exists() else []
+
 
 @contextlib.contextmanager
 def page(folder: Path) -> Iterator[Page]:
@@ -146,6 +152,7 @@ def test_three_sites_from_nothing_as_the_page_says(tmp_path: Path) -> None:
         machines.start("operator")
         machines.wait(lambda: "training round 1 " in machines.log("operator").read_text())
         machines.run("site", "hospital-0")  # request
+        machines.run("site", "hospital-0")  # request --show
         machines.run("site", "hospital-1")  # renew
         assert len(json.loads((operator / "project" / "sites.json").read_text())["sites"][1]["certificates"]) == 2
         machines.run("operator")  # status, as a table, as JSON, as metrics
@@ -155,8 +162,11 @@ def test_three_sites_from_nothing_as_the_page_says(tmp_path: Path) -> None:
         machines.run("operator")  # units
         machines.run("site", "hospital-1")  # units
         serve = machines.processes[-1]
-        machines.wait(lambda: serve.poll() is not None)
-        assert serve.returncode == 0, machines.log("operator").read_text()[-3000:]
+        machines.wait(lambda: "the federation stays open" in machines.log("operator").read_text())
+        machines.wait(lambda: [e["status"] for e in machines.entries] == ["done"])
+        assert serve.poll() is None, "it takes requests until it is stopped"
+        (filed,) = Outbox(tmp_path / "hospital-0" / "home").entries()
+        machines.wait(lambda: Outbox(tmp_path / "hospital-0" / "home").get(filed.id).status == "served")
 
         (entry,) = json.loads((machines.state / "ledger.json").read_text())["entries"]
         roster = json.loads((machines.state / "clients.json").read_text())

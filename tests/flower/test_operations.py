@@ -244,6 +244,7 @@ def test_a_healthy_federation_has_no_findings(federation: tuple[Project, Path]) 
     project, state = federation
     settings = json.loads((state / "settings.json").read_text())
     settings["config"]["min_nodes"] = 3
+    settings["config"]["floor"]["closed"] = 2
     (state / "settings.json").write_text(json.dumps(settings))
     with healthy(project, state):
         assert told(project, state) == []

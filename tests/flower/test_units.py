@@ -25,6 +25,7 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from typer.testing import CliRunner
 
+from fedquit import __version__
 from fedquit.cli import app as fedquit
 from fedquit.errors import InputError
 from fedquit.flower.closed import apps
@@ -46,7 +47,7 @@ SERVER_UNITS = {
     "fedquit-superexec.service",
     "fedquit-serve.service",
 }
-SITE_UNITS = {"fedquit-node.service", "fedquit-apps.service", "fedquit-renew.service", "fedquit-renew.timer"}
+SITE_UNITS = {"fedquit-node.service", "fedquit-apps.service", "fedquit-keeper.service"}
 
 
 @pytest.fixture
@@ -84,6 +85,7 @@ def test_systemd_accepts_the_units(written: Path) -> None:
         ("fedquit-serve.service", 3.5),
         ("fedquit-node.service", 3.0),
         ("fedquit-apps.service", 3.0),
+        ("fedquit-keeper.service", 3.0),
     ],
 )
 def test_the_units_are_confined(name: str, most: float, written: Path) -> None:
@@ -205,16 +207,15 @@ class ByHand:
         with (self.logs / f"{name}.log").open("ab") as log:
             return subprocess.Popen(words, env=env, stdout=log, stderr=log, cwd="/", **options)
 
-    def wait_for(self, name: str) -> int:
-        """Wait until a process has ended, and start others again that end before."""
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait, and start processes again that end before."""
         deadline = time.monotonic() + LONG
-        while (code := self.processes[name].poll()) is None:
+        while not holds():
             assert time.monotonic() < deadline, self.report()
             for other, start in self._restarts.items():
                 if self.processes[other].poll() is not None:
                     self.processes[other] = start()
             time.sleep(1)
-        return code
 
     def report(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text()[-2500:]}" for path in sorted(self.logs.iterdir()))
@@ -273,7 +274,7 @@ def test_the_commands_of_the_units_run_a_federation(open_folder: Path) -> None:
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, entry.pw_uid, entry.pw_gid)
     state = open_folder / "state"
-    settings = {"fedquit.train.rounds": 1, "fedquit.min-nodes": 2, "partitions": 2}
+    settings = {"fedquit.train.rounds": 1, "fedquit.min-nodes": 2, "fedquit.floor": 2, "partitions": 2}
     server = ServerUnits(project.folder, state, app, settings, **users).render()
     logs = open_folder / "logs"
     logs.mkdir()
@@ -286,16 +287,15 @@ def test_the_commands_of_the_units_run_a_federation(open_folder: Path) -> None:
             own = {"partition-id": i, "num-partitions": 2}
             home = open_folder / f"home-{i}"
             units = SiteUnits(site.folder, home, own, users["user"], users["app_user"], port).render()
-            for name in ("node", "apps"):
+            for name in ("node", "apps", "keeper"):
                 machine.start(f"{name}-{i}", units[f"fedquit-{name}.service"])
-        assert machine.wait_for("serve") == 0, machine.report()
-        machine.start("renew", units["fedquit-renew.service"])
-        assert "needs no new certificate for now" in (logs / "renew.log").read_text()
+        machine.wait_until(lambda: "the federation stays open" in (logs / "serve.log").read_text())
         status = status_of(locate(project.folder, state))
         assert (status.front, status.superlink, status.trained) == (True, True, 1)
         assert [m.state for m in status.members] == ["here", "here"]
+        assert [m.fedquit for m in status.members] == [__version__] * 2, "the keepers have greeted the front"
         running = {name for name, process in machine.processes.items() if process.poll() is None}
-        assert running == set(machine.processes) - {"serve"}, machine.report()
+        assert running == set(machine.processes), machine.report()
     for folder in (project.folder, state, *(open_folder / f"home-{i}" for i in range(2)), *(s.folder for s in sites)):
         assert open_to_others(folder) == []
     if separated:

@@ -24,6 +24,7 @@ from fedquit.utils.files import close_to_others, only_owner
 
 if TYPE_CHECKING:
     from fedquit.flower.deploy.keys import Tls
+    from fedquit.flower.deploy.standing import Standing
     from fedquit.flower.deploy.supervision import Plan
 
 app = typer.Typer(help="Unlearning in a real federation, on Flower.", no_args_is_help=True)
@@ -126,19 +127,27 @@ def serve(
         Path | None, typer.Option(help="A closed federation: the folder that `fedquit flower init` made.")
     ] = None,
     app_user: AppUserName = "",
+    until_trained: Annotated[
+        bool, typer.Option("--until-trained", help="End when training is over, instead of staying open.")
+    ] = False,
+    sweep: Annotated[
+        float, typer.Option(help="After training: seconds after which all nodes are asked for requests.", min=1.0)
+    ] = 3600.0,
     log: Logs = LogStyle.text,
 ) -> None:
-    """Run a SuperLink and see a run through: it is started again after every failure, until it has finished."""
+    """Run a federation: train, then stay open and serve erasure requests until it is stopped."""
     from dataclasses import replace
 
     from fedquit.flower.deploy.environment import require_flower
     from fedquit.flower.deploy.processes import orderly_end
     from fedquit.flower.deploy.service import Link
     from fedquit.flower.deploy.service import serve as run_service
+    from fedquit.flower.deploy.standing import Standing
     from fedquit.flower.deploy.supervision import RUN_BACKOFF, STATE, Plan
     from fedquit.flower.sqlite_wipe import FOLDER
 
     require_flower()
+    standing = Standing(state.resolve(), sweep)
     if project is not None:
         if member or ca or certificate or key or insecure:
             raise InputError(
@@ -146,7 +155,7 @@ def serve(
             )
         config = {STATE: str(state.resolve()), **as_settings(settings)}
         plan = Plan(flower_app, config, backoff=replace(RUN_BACKOFF, attempts=attempts))
-        run = _serve_closed(plan, project, state, app_user, log, attach=attach)
+        run = _serve_closed(plan, project, standing, app_user, log, attach=attach, until_trained=until_trained)
         screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
         return
     members = _members(member)
@@ -159,11 +168,22 @@ def serve(
     say, hear = log_to_screen("fedquit", log), log_to_screen("app", log)
     with only_owner(), orderly_end():
         close_to_others(state)
-        run = run_service(plan, link, state / FOLDER, members=members, say=say, hear=hear)
+        run = run_service(
+            plan,
+            link,
+            state / FOLDER,
+            members=members,
+            standing=standing,
+            until_trained=until_trained,
+            say=say,
+            hear=hear,
+        )
     screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
 
 
-def _serve_closed(plan: Plan, project: Path, state: Path, app_user: str, log: LogStyle, *, attach: bool) -> int:
+def _serve_closed(
+    plan: Plan, project: Path, standing: Standing, app_user: str, log: LogStyle, *, attach: bool, until_trained: bool
+) -> int:
     from fedquit.flower.closed.app_user import AppUser
     from fedquit.flower.closed.project import Project
     from fedquit.flower.closed.service import serve as serve_closed
@@ -172,8 +192,18 @@ def _serve_closed(plan: Plan, project: Path, state: Path, app_user: str, log: Lo
     user = AppUser.named(app_user) if app_user else None
     say, hear = log_to_screen("fedquit", log), log_to_screen("app", log)
     with only_owner(), orderly_end():
-        close_to_others(state)
-        return serve_closed(plan, Project.open(project), state, app_user=user, attach=attach, say=say, hear=hear)
+        close_to_others(standing.state)
+        return serve_closed(
+            plan,
+            Project.open(project),
+            standing.state,
+            app_user=user,
+            attach=attach,
+            standing=standing,
+            until_trained=until_trained,
+            say=say,
+            hear=hear,
+        )
 
 
 def _tls(ca: Path | None, certificate: Path | None, key: Path | None) -> Tls:

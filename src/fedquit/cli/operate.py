@@ -251,7 +251,7 @@ def prepare(
 
 
 def part(
-    name: Annotated[str, typer.Argument(help="superlink, superexec, front; node, apps.")],
+    name: Annotated[str, typer.Argument(help="superlink, superexec, front; node, apps, keeper.")],
     project: ProjectFolder = None,
     state: StateFolder = None,
     site: SiteKeys = None,
@@ -260,6 +260,7 @@ def part(
     """For units: run one part of a server or a site, which `fedquit flower prepare` made ready."""
     _require_extra()
     from fedquit.flower.closed.site_folder import SiteFolder
+    from fedquit.flower.deploy.processes import orderly_end
     from fedquit.flower.operations import parts
     from fedquit.utils.files import only_owner
 
@@ -272,9 +273,15 @@ def part(
             parts.run_node(SiteFolder(site))
         elif name == "apps" and home:
             parts.run_apps(home)
+        elif name == "keeper" and site and home:
+            from fedquit.cli.flower import log_to_screen
+
+            with orderly_end():
+                parts.run_keeper(SiteFolder(site), home, log_to_screen("fedquit"))
         else:
             raise InputError(
-                "give superlink or superexec with --state, front with --project, node with --site, apps with --home."
+                "give superlink or superexec with --state, front with --project, node with --site, apps with --home, "
+                "keeper with --site and --home."
             )
 
 

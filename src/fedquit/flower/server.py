@@ -45,6 +45,7 @@ from fedquit.running.lifecycle import has_been_trained
 from fedquit.running.store import locked, save_params
 from fedquit.utils.files import write_json
 
+MUTE_DAYS = 1.0  # without a client, after which the operator is warned of it in each run
 STATUS = 120.0  # seconds in which a node must say who it is; a process starts for that
 
 
@@ -56,6 +57,8 @@ class ServerResult:
     rounds: int  # of ordinary training
     erasures: tuple[Erasure, ...]
     erased: frozenset[ClientId]  # who takes no part any more
+    paused: str = ""  # why training pauses before all rounds are trained; "" if it does not
+    next_time: float | None = None  # when the next request that waits can be served (Unix time); None: none waits
 
 
 def serve(
@@ -124,14 +127,24 @@ class _Server:
         self.config = config
         model = functional(make_model)  # type: ignore[arg-type]
         self.initial = model.init(Address(config.run_seed, "init").seed_for("server"))
+        self.clock = clock
         self.folder = StateFolder(state, self.say)
         self.ledger = Ledger(state, {"seed": config.run_seed, "network": fingerprint(self.initial)})
         self.roster = Roster(state)
-        self.intake = Intake(state, self.ledger, self.roster, config, self.say)
+        self.intake = Intake(state, self.ledger, self.roster, config, self.say, clock.now)
         transport = Transport(grid, self.say, clock)
         seconds = min(config.timeout, STATUS)
         sites = partial(read_membership, state)
-        self.nodes = Presence(transport, self.roster, self.intake.hear, self.ledger.verdicts, seconds, sites)
+        self.nodes = Presence(
+            transport,
+            self.roster,
+            self.intake.hear,
+            self.ledger.verdicts,
+            seconds,
+            sites,
+            receipts=self.ledger.receipts,
+            federation=self.ledger.federation,
+        )
         parts = ServerParts(
             config=config,
             model=model,
@@ -162,12 +175,30 @@ class _Server:
         if self.ledger.phase.kind == "erase":
             self.phases.erase()  # before any node is met: a client that asks is told of what is done
         self.nodes.refresh()
+        self._note_standing()
+        self._warn_of_mute_clients(self.clock.now())
         while True:
             while self.phases.go_on():
                 pass
-            self.nodes.sweep([c for c in self.roster.members if self.ledger.verdicts(c)])
-            if not self.ledger.waiting:
+            news = [c for c in self.roster.members if self.ledger.verdicts(c) or self.ledger.receipts(c)]
+            self.nodes.sweep(news)
+            waited = len(self.ledger.waiting)
+            self.intake.take()
+            settled = len(self.ledger.waiting) < waited
+            if not settled and not self.phases.wait_for_turn():
                 return self._result()
+
+    def _note_standing(self) -> None:
+        self.roster.note_standing(self.ledger.erased, self.nodes.revoked())
+
+    def _warn_of_mute_clients(self, now: float) -> None:
+        """Name the clients that have not been here for long: requests of theirs would reach nobody."""
+        gone = {*self.ledger.erased, *self.nodes.revoked(), *self.nodes.here}
+        for client in sorted(self.roster.members.keys() - gone):
+            days = (now - self.roster.seen.get(client, now)) / 86_400
+            if days >= MUTE_DAYS:
+                title = self.roster[client].title
+                self.say(f"warning: {title} was last here {days:.0f} days ago: a request of its owner reaches nobody")
 
     def _begin(self) -> None:
         """The first model, then the ledger: where there is a ledger there is a model."""
@@ -203,9 +234,19 @@ class _Server:
         assert stored is not None, "a phase begins with its model on disk"
         state = stored[0]
         rounds = phase.trained + state.round
-        save_params(self.folder.published, state.params)
+        self._note_standing()
+        paused = self.phases.paused
+        next_time = self.phases.queue(patient=True).next_time()
+        if not paused:
+            save_params(self.folder.published, state.params)
         entries = tuple(self.ledger.entries.values())
         accuracy = self.phases.accuracy(state)
-        result = {"rounds": rounds, "accuracy": accuracy, "erasures": [asdict(e) for e in entries]}
+        result = {
+            "rounds": rounds,
+            "accuracy": accuracy,
+            "paused": paused,
+            "next": next_time,
+            "erasures": [asdict(e) for e in entries],
+        }
         write_json(self.folder.result, result)
-        return ServerResult(state.params, rounds, entries, self.ledger.erased)
+        return ServerResult(state.params, rounds, entries, self.ledger.erased, paused, next_time)

@@ -116,7 +116,7 @@ class StateFolder:
         remove_half_written(self.path / "memory")
         if phase.kind in ("train", "erase"):
             self.before.delete()
-        if phase.kind == "recover":
+        if phase.kind in ("recover", "erase"):  # a model that was withdrawn goes to `erase` without a recovery
             self.published.unlink(missing_ok=True)
 
     def wipe_messages(self, say: Callable[[str], None]) -> None:

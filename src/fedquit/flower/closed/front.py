@@ -4,7 +4,8 @@
     site -- TLS 1.3, certificate of the project's authority --> front -- loopback --> SuperLink
 
 Every request is judged by `rules`, with the list of sites as it is at that moment. A connection ends with its
-certificate, and within a second when its site is revoked. The front renews the certificates of sites, and its own.
+certificate, and within a second when its site is revoked. The front renews the certificates of sites, and its own, and
+takes their notices of requests (`notice_board`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from fedquit.flower.closed import rules
 from fedquit.flower.closed.apps import signatures
 from fedquit.flower.closed.authority import Authority, certificate_fingerprint, certificate_to_pem, key_to_pem, new_key
 from fedquit.flower.closed.greeting import Greeting
+from fedquit.flower.closed.notice_board import NoticeBoard, TooManyNotices
 from fedquit.flower.closed.private_files import write_private
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import SeenSites
@@ -77,7 +79,8 @@ class Front:
         self._context.num_tickets = 0  # every connection shows its certificate
         self._log = _bounded_log(self.log)
         self._upstream = ssl.create_default_context(cafile=str(self.project.loopback.authority))
-        self._seen = SeenSites(self.project.server)
+        self._seen = SeenSites(self.log.parent)
+        self.board = NoticeBoard(self.log.parent, settings.address)
         self._renew_own_certificate()
         self._read_sites()
 
@@ -284,6 +287,8 @@ class _Conversation:
             return await self._renew(site)
         if request.target == rules.GREET:
             return await self._greet(site)
+        if request.target == rules.REQUESTS:
+            return await self._take_notice(site)
         try:
             if self._link_writer is None or self._link_writer.is_closing():
                 self._link = h11.Connection(h11.CLIENT)
@@ -316,6 +321,18 @@ class _Conversation:
         except ValueError as error:
             self._front.refused(site.name, rules.GREET, rules.Refusal(400, str(error)))
             await self._answer(400, f"{error}\n".encode(), last=True)
+            return False
+        await self._answer(200, answer, last=True)
+        return False
+
+    async def _take_notice(self, site: Site) -> bool:
+        body = b"".join([piece async for piece in self._body()])
+        try:
+            answer = self._front.board.take(site.name, body)
+        except FedquitError as error:
+            status = 429 if isinstance(error, TooManyNotices) else 400
+            self._front.refused(site.name, rules.REQUESTS, rules.Refusal(status, str(error)))
+            await self._answer(status, f"{error}\n".encode(), last=True)
             return False
         await self._answer(200, answer, last=True)
         return False

@@ -167,7 +167,7 @@ def greet(site: SiteFolder) -> list[str]:
         DeploymentError: if the site is not let in, with the reason.
     """
     own = Greeting.own()
-    answer = site.post(GREET_PATH, own.as_json(), "application/json")
+    answer = site.post(GREET_PATH, own.as_json())
     own = replace(own, time=(own.time + time.time()) / 2)  # about when the server looked at its clock
     try:
         server = Greeting.from_json(answer)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.closed import pair
 from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over, hand_over_tree, require_access
 from fedquit.flower.closed.apps import archive, read_trust_file, signatures
+from fedquit.flower.closed.courier import Courier
 from fedquit.flower.closed.front import listen
 from fedquit.flower.closed.greeting import ServerWatch
+from fedquit.flower.closed.notice_board import read_site_notices, write_told
 from fedquit.flower.closed.private_files import make_private_folder, only_one, write_private, write_private_json
 from fedquit.flower.closed.project import Project
+from fedquit.flower.closed.seen import read_seen
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.sites import FILE, Site
 from fedquit.flower.deploy.commands import Node, Value, on_free_port, superlink_command, supernode_command
@@ -35,16 +39,20 @@ from fedquit.flower.deploy.control import Control
 from fedquit.flower.deploy.environment import LOOPBACK, environment, free_ports, program
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import NodeKey, Tls
-from fedquit.flower.deploy.processes import Backoff, ProcessGroup, Say, SupervisedProcess
+from fedquit.flower.deploy.processes import FOR_EVER, ProcessGroup, Say, SupervisedProcess
+from fedquit.flower.deploy.standing import Standing, keep_open
 from fedquit.flower.deploy.supervision import Hear, Plan, run_until_finished, wait_for_superlink
 from fedquit.flower.membership import write_membership
+from fedquit.flower.notices import read_notices, write_notices
+from fedquit.flower.outbox import NODE_FILE
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.utils.files import read_json
 
-FOR_EVER = Backoff(first=2.0, factor=1.5, longest=60.0, attempts=10**9)
 NODE_LOCK = "lock"  # in the folder of a node's own files; held while it runs
 SERVED = "serve.json"  # which app and state directory were served last
 WATCH = 1.0  # seconds between two looks at the list of sites
+MUTE = 86_400.0  # seconds without a word of a site, after which the operator is warned, once a day
+SAY_EXPIRED = 600.0  # seconds after which a site says again that its certificate has expired
 RETRY_RENEWAL = 60.0  # seconds after a renewal that failed, or a tenth of the certificate's life if that is shorter
 
 
@@ -69,10 +77,12 @@ def serve(
     *,
     app_user: AppUser | None = None,
     attach: bool = False,
+    standing: Standing | None = None,
+    until_trained: bool = False,
     say: Say = lambda _: None,
     hear: Hear = lambda _: None,
 ) -> int:
-    """Run a closed federation until its app has finished.
+    """Run a closed federation, and keep it open after its training, until this process is interrupted.
 
     Args:
         plan: the app and its settings.
@@ -80,11 +90,13 @@ def serve(
         state: the state directory of the federation.
         app_user: who runs the SuperLink and the server app; the present user if None.
         attach: whether SuperLink and front run already, for example as units of systemd.
+        standing: what is watched after the training; as usual if None.
+        until_trained: whether to end when training is over instead.
         say: takes one sentence for the operator.
         hear: takes each line of the run's log.
 
     Returns:
-        The id of the run that finished.
+        The id of the run that finished, if `until_trained`.
     """
     require_signed(plan.app, project)
     make_private_folder(project.server)
@@ -93,7 +105,15 @@ def serve(
         project, state, app_user=app_user, attach=attach, patience=plan.patience, say=say
     ) as federation:
         memo = project.server / "run.json"
-        return run_until_finished(plan, federation.control, memo, superlink=federation.superlink, say=say, hear=hear)
+        link = federation.superlink
+        return keep_open(
+            partial(run_until_finished, plan, federation.control, memo, superlink=link, say=say, hear=hear),
+            standing or Standing(state.resolve()),
+            until_trained=until_trained,
+            dead=lambda: link.gave_up if link else "",
+            say=say,
+            told=partial(write_told, project.server),
+        )
 
 
 @dataclass(frozen=True)
@@ -263,6 +283,7 @@ class Registrar:
     app_user: AppUser | None
     say: Say
     _stop: threading.Event = field(default_factory=threading.Event)
+    _warned: dict[str, float] = field(default_factory=dict)  # when the operator was last warned of a site (Unix time)
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -289,9 +310,39 @@ class Registrar:
                 if seen != version:
                     self.bring_up_to_date()
                     version = seen
+                self.carry_notices()
+                self.warn_of_mute_sites(time.time())
             except (FedquitError, OSError) as error:  # the front refuses whom it must meanwhile
                 self.say(f"the list of sites could not be carried to the SuperLink and is tried again: {error}")
                 self._stop.wait(10 * WATCH)
+
+    def carry_notices(self) -> None:
+        """Write for the server app of which requests the sites have given notice."""
+        sites = self.project.sites
+        notices = {}
+        for name, requests in read_site_notices(self.project.server).items():
+            if name in sites and sites[name].revoked is None:
+                notices[sites[name].fingerprints[0]] = frozenset(requests)
+        if notices != read_notices(self.state):
+            hand_over(write_notices(self.state, notices), self.app_user)
+
+    def warn_of_mute_sites(self, now: float) -> None:
+        """Tell the operator once a day which sites cannot be heard: their requests would reach nobody."""
+        seen = read_seen(self.project.server)
+        for site in self.project.sites.values():
+            if site.revoked is not None or now - self._warned.get(site.name, 0.0) < MUTE:
+                continue
+            last = max(seen[site.name].time if site.name in seen else 0.0, site.enrolled)
+            until = max((c.not_after for c in site.certificates), default=0.0)
+            if until > now and now - last < MUTE:
+                continue
+            self._warned[site.name] = now
+            days = (now - last) / 86_400
+            heard = f"was last seen {days:.0f} days ago" if site.name in seen else "was never seen"
+            self.say(
+                f"warning: {site.name} {heard}: a request of its owner would not reach this server. "
+                + ("Ask the site to start its node." if until > now else EXPIRED.format(name=site.name))
+            )
 
     def forget_unknown_nodes(self) -> None:
         """Register again what the SuperLink does not know, for example because its database was replaced."""
@@ -344,6 +395,12 @@ class Registrar:
         self.say(f"node {node} of {site.name} is unregistered.")
 
 
+EXPIRED = (
+    "Its certificate has expired: let the site make a new request with `fedquit flower join`, and answer it with "
+    "`fedquit flower rotate {name}`."
+)
+
+
 # The site's side -----------------------------------------------------------------------------------------------------
 
 
@@ -383,6 +440,13 @@ class SiteRun:
         ]
 
 
+def note_node(run: SiteRun) -> None:
+    """Write into a home which node uses it: requests are filed only where one does."""
+    about = run.site.about
+    started = {"name": about["name"], "server": about["address"], "started": time.time()}
+    hand_over(write_private_json(run.home / NODE_FILE, started), run.app_user)
+
+
 def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
     """Run the node of a site and renew its certificate, until this process is interrupted.
 
@@ -401,6 +465,7 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
         say(SAME_USER)
     require_access(run.home, run.app_user)
     name = str(about["name"])
+    note_node(run)
     config: dict[str, Value] = {"fedquit-home": str(run.home), **run.config}
     node = Node(name, free_ports(1)[0], config, site.node_key)
     another = f"another node of {name} runs on this machine: stop it first."
@@ -418,27 +483,43 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
         say(f"{name} starts and goes to {about['address']}; its log is {process.log}.")
         process.start()
         try:
-            _keep_certificate(site, name, say)
+            keep_in_touch(site, run.home, say)
         finally:
             process.stop()
 
 
-def _keep_certificate(site: SiteFolder, name: str, say: Say) -> None:
+def keep_in_touch(site: SiteFolder, home: Path, say: Say) -> None:
+    """Renew a site's certificate and tell the front of its requests, until this process is interrupted.
+
+    Args:
+        site: its keys and its server.
+        home: of the client app; the names of its requests are read.
+        say: takes one sentence for the owner of the site.
+    """
+    courier = Courier(site, home, site.folder / "node" / "server.json", say)
+    _keep_certificate(site, str(site.about["name"]), courier, say)
+
+
+def _keep_certificate(site: SiteFolder, name: str, courier: Courier, say: Say) -> None:
     """Renew the certificate after half of its life, for ever; say it again and again when that fails.
 
-    Between renewals the front is greeted, which says why a site is not let in, or what it should mend.
+    Between renewals the front is told of requests, and greeted, which says why a site is not let in.
     """
     watch = ServerWatch(site, say)
+    next_try = 0.0  # Unix time
     while True:
+        time.sleep(WATCH)
         watch.look()
-        if not site.renewal_due():
-            time.sleep(WATCH)
+        courier.step()
+        if not site.renewal_due() or time.time() < next_try:
             continue
         try:
             site.renew()
         except FedquitError as error:
-            days = site.seconds_left() / 86_400
-            say(f"warning: the certificate of {name} is valid for {days:.1f} more days and was not renewed: {error}")
-            time.sleep(min(RETRY_RENEWAL, max(WATCH, site.seconds_left() / 10)))
+            left = site.seconds_left()
+            validity = f"is valid for {left / 86_400:.1f} more days" if left > 0 else "HAS EXPIRED"
+            say(f"warning: the certificate of {name} {validity} and was not renewed: {error}")
+            pause = min(RETRY_RENEWAL, max(WATCH, left / 10)) if left > 0 else SAY_EXPIRED
+            next_try = time.time() + pause
         else:
             say(f"{name} has a new certificate, valid for {site.seconds_left() / 86_400:.1f} days.")

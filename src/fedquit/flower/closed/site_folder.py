@@ -42,7 +42,8 @@ from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import NodeKey, Tls, make_node_key, make_tls
 
 RENEW_PATH = "/fedquit/v1/renew"
-RENEW_TIMEOUT = 30.0  # seconds
+REQUESTS_PATH = "/fedquit/v1/requests"
+POST_TIMEOUT = 30.0  # seconds
 MAX_ANSWER = 65_536  # bytes
 JOIN = "run `fedquit flower join` with this folder first."
 INSTALL = "run `fedquit flower join` with this folder and --bundle, with the file that the operator sent."
@@ -172,17 +173,12 @@ class SiteFolder:
     def renew(self) -> None:
         """Get the next certificate, for a new key, over the connection that the present one opens."""
         tls_key = new_key()
-        answer = self.post(RENEW_PATH, make_request(tls_key, self._load_node_key()), "application/pkcs10")
+        answer = self.post(RENEW_PATH, make_request(tls_key, self._load_node_key()))
         _check_certificate(answer, self.authority.read_bytes(), tls_key)
         write_private(self.tls, key_to_pem(tls_key) + answer)
 
-    def post(self, path: str, content: bytes, kind: str) -> bytes:
-        """Send something to the front, and get its answer.
-
-        Args:
-            path: one of fedquit's own.
-            content: the body.
-            kind: its content type.
+    def post(self, path: str, body: bytes) -> bytes:
+        """The front's answer to a request of this site, on one of the paths that are fedquit's own.
 
         Raises:
             DeploymentError: if the site is not let in or refused, with one sentence that says why.
@@ -190,20 +186,21 @@ class SiteFolder:
         self._require_own_certificate()
         address = str(self.about["address"])
         host, _, port = address.rpartition(":")
-        connection = http.client.HTTPSConnection(
-            host.strip("[]"), int(port), timeout=RENEW_TIMEOUT, context=self.context()
-        )
         try:
-            connection.request("POST", path, content, {"Content-Type": kind})
-            response = connection.getresponse()
-            answer = response.read(MAX_ANSWER)
+            connection = http.client.HTTPSConnection(
+                host.strip("[]"), int(port), timeout=POST_TIMEOUT, context=self.context()
+            )
+            try:
+                connection.request("POST", path, body, {"Content-Type": "application/octet-stream"})
+                response = connection.getresponse()
+                answer = response.read(MAX_ANSWER)
+            finally:
+                connection.close()
         except (OSError, http.client.HTTPException) as error:
             raise DeploymentError(why_not_reached(error, address)) from error
-        finally:
-            connection.close()
         if response.status != http.client.OK:
             reason = answer.decode(errors="replace").strip() or response.reason
-            raise DeploymentError(f"the server at {address} refuses this: {reason}")
+            raise DeploymentError(f"the server at {address} refuses: {reason}")
         return answer
 
     def _require_own_certificate(self) -> None:

@@ -44,6 +44,7 @@ class Site:
     certificates: tuple[Certificate, ...]  # the newest last
     enrolled: float  # Unix time
     revoked: float | None = None  # Unix time
+    history: tuple[tuple[str, float], ...] = ()  # (enrolled, rotated or revoked; when, Unix time)
 
     @property
     def key(self) -> str:
@@ -79,7 +80,8 @@ class Site:
     def from_json(cls, value: Mapping[str, Any]) -> Site:
         """The site that `as_json` made."""
         certificates = tuple(Certificate(**c) for c in value["certificates"])
-        return cls(**{**value, "keys": tuple(value["keys"]), "certificates": certificates})
+        history = tuple((str(what), float(when)) for what, when in value.get("history", ()))
+        return cls(**{**value, "keys": tuple(value["keys"]), "certificates": certificates, "history": history})
 
 
 Sites = Mapping[str, Site]  # by name

@@ -8,6 +8,7 @@ run       becomes the process of one part, as the user who owns what it reads
              front                  run by the owner of the project
     site     node                   run by the owner of the site's keys
              apps                   run by the user of the app: it cannot read the keys
+             keeper                 run by the owner of the keys, who may look for requests in the home
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +26,7 @@ from fedquit.flower.closed.app_user import AppUser, hand_over, hand_over_tree, r
 from fedquit.flower.closed.apps import read_trust_file
 from fedquit.flower.closed.private_files import FILE_MODE, make_private_folder, write_private_json
 from fedquit.flower.closed.project import Project
-from fedquit.flower.closed.service import NODE_LOCK, SiteRun, superlink_descriptions
+from fedquit.flower.closed.service import NODE_LOCK, SiteRun, keep_in_touch, note_node, superlink_descriptions
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.commands import Node, Value
 from fedquit.flower.deploy.environment import environment
@@ -84,6 +85,7 @@ def prepare_site(
     of_node, of_apps = run.descriptions(node)
     write_private_json(_node_part(site), of_node)
     write_private_json(_apps_part(home), of_apps)
+    note_node(run)
     hand_over_tree(run.folder, keeper)
     hand_over_tree(site.loopback().key.parent, keeper)
     hand_over(site.secret(), keeper)
@@ -119,6 +121,11 @@ def run_node(site: SiteFolder) -> NoReturn:
     another = f"another node of {site.about['name']} runs on this machine: stop it first."
     _hold(site.folder / "node" / NODE_LOCK, another)
     _become(_node_part(site))
+
+
+def run_keeper(site: SiteFolder, home: Path, say: Callable[[str], None]) -> None:
+    """Renew the certificate, and tell the front of requests, until this process is interrupted."""
+    keep_in_touch(SiteFolder(site.folder.resolve()), home.resolve(), say)
 
 
 def run_apps(home: Path) -> NoReturn:

@@ -22,8 +22,10 @@ from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import Seen, read_seen
 from fedquit.flower.closed.service import SERVED
 from fedquit.flower.closed.sites import Site
+from fedquit.flower.config import needed_nodes
 from fedquit.flower.operations.observed import Disk, disks, listeners, lock_holder
 from fedquit.flower.roster import read_irreplaceable
+from fedquit.flower.roster import read_seen as read_seen_clients
 from fedquit.flower.state_folder import SETTINGS
 from fedquit.flower.twice import copy_of, kept
 from fedquit.running.params_file import read_meta
@@ -63,7 +65,7 @@ class RequestStatus:
     received: str  # (ISO 8601)
     method: str = ""
     reason: str = ""
-    deadline: float | None = None  # Unix time after which the fallback is used, while it is served
+    deadline: float | None = None  # Unix time after which the fallback is used, until it is unlearned
 
     @property
     def open(self) -> bool:
@@ -194,7 +196,7 @@ def status_of(source: Source, now: float | None = None) -> Status:
         trained=int(phase.get("trained", 0)) + (done if training else 0),
         rounds=settings.get("rounds"),
         progress=progress,
-        needed=needed_members(settings, len(ledger.get("erased", ()))),
+        needed=needed_members(settings, len(ledger.get("erased", ())), _staying(source, members)),
         here=sum(member.state == "here" for member in members),
         members=members,
         requests=requests,
@@ -204,11 +206,24 @@ def status_of(source: Source, now: float | None = None) -> Status:
     )
 
 
-def needed_members(settings: Mapping[str, Any], forgotten: int) -> int | None:
-    """How many members a round needs to begin; None where the server has never run."""
+def needed_members(settings: Mapping[str, Any], forgotten: int, staying: int | None) -> int | None:
+    """How many members a round needs to begin; None where the server has never run.
+
+    Args:
+        settings: as the server noted them.
+        forgotten: clients that take no part any more.
+        staying: sites of a closed federation that may take part; None where it is not closed.
+    """
     if "min_nodes" not in settings:
         return None
-    return max(1, int(settings["min_nodes"]) - forgotten)
+    floor = settings["floor"]["open" if staying is None else "closed"]
+    return needed_nodes(int(settings["min_nodes"]), int(floor), float(settings["quorum"]), forgotten, staying)
+
+
+def _staying(source: Source, members: Sequence[MemberStatus]) -> int | None:
+    if source.project is None:
+        return None
+    return sum(member.state in ("here", "away", "never seen") for member in members)
 
 
 def _held(path: Path) -> bool | None:
@@ -233,7 +248,7 @@ def _progress(source: Source, phase: Mapping[str, Any]) -> tuple[int, float | No
 def _members(
     source: Source, roster: Sequence[Mapping[str, Any]], erased: set[int], now: float
 ) -> Iterator[MemberStatus]:
-    replies = last_replies(source.state)
+    replies = {**last_replies(source.state), **read_seen_clients(source.state)}
     seen = read_seen(source.project.server) if source.project else {}
     sites = source.sites()
     clients = {str(entry["key"]): entry for entry in roster}
@@ -292,12 +307,10 @@ def _requests(
     ledger: Mapping[str, Any], roster: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> Iterator[RequestStatus]:
     names = {int(entry["number"]): str(entry["name"] or entry["key"]) for entry in roster}
-    phase = ledger.get("phase", {})
-    served = phase.get("serving", ()) if phase.get("kind") == "unlearn" else ()
     for entry in ledger.get("entries", ()):
         deadline = None
-        if entry["id"] in served and "deadline" in settings:
-            deadline = float(phase["began"]) + float(settings["deadline"])
+        if entry["status"] in ("received", "started") and "deadline" in settings and entry.get("since"):
+            deadline = float(entry["since"]) + float(settings["deadline"])
         history = entry["history"]
         yield RequestStatus(
             id=entry["id"],

@@ -228,7 +228,7 @@ class SiteUnits:
                     "Unit": [
                         "Description=fedquit: the SuperNode of this site (has the keys, runs no app code)",
                         "After=network-online.target",
-                        "Wants=network-online.target fedquit-apps.service fedquit-renew.timer",
+                        "Wants=network-online.target fedquit-apps.service fedquit-keeper.service",
                     ],
                     "Service": [
                         f"ExecStartPre={_command(*prepare, root=bool(separated))}",
@@ -265,29 +265,25 @@ class SiteUnits:
                     "Install": ["WantedBy=multi-user.target"],
                 }
             ),
-            "fedquit-renew.service": _unit(
+            "fedquit-keeper.service": _unit(
                 {
                     "Unit": [
-                        "Description=fedquit: renew this site's certificate if it is due, and see whether the server "
-                        "lets it in",
-                        "After=network-online.target",
+                        "Description=fedquit: renews this site's certificate, and tells the server of requests",
+                        "After=network-online.target fedquit-node.service",
                         "Wants=network-online.target",
+                        "PartOf=fedquit-node.service",
                     ],
                     "Service": [
-                        "Type=oneshot",
-                        f"ExecStart={_command('renew', site, '--if-due')}",
+                        f"ExecStart={_command('part', 'keeper', '--site', site, '--home', home)}",
+                        *ALWAYS,
                         f"User={self.user}",
                         f"ReadWritePaths={site}",
                         *CONFINED,
-                        *WITHOUT_RIGHTS,
+                        "CapabilityBoundingSet=CAP_DAC_READ_SEARCH",  # the names of requests in the app user's home
+                        "AmbientCapabilities=CAP_DAC_READ_SEARCH",
+                        "MemoryMax=1G",
                     ],
-                }
-            ),
-            "fedquit-renew.timer": _unit(
-                {
-                    "Unit": ["Description=fedquit: renew this site's certificate in time"],
-                    "Timer": ["OnBootSec=2min", "OnUnitActiveSec=1h", "RandomizedDelaySec=5min", "Persistent=true"],
-                    "Install": ["WantedBy=timers.target"],
+                    "Install": ["WantedBy=multi-user.target"],
                 }
             ),
         }
