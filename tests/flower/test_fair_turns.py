@@ -262,6 +262,9 @@ def test_when_a_request_can_be_started() -> None:
     tried = entry(1, attempts=(1000.0,))
     assert queue(tried, now=1600.0).ready() == []
     assert queue(tried, now=1000.0 + 1200.0).ready() == [tried]
+    spent = entry(1, id="r0009", status="done", attempts=(1001.0, 1002.0))  # with the first, all tokens
+    assert queue(spent, tried, now=1000.0 + 1200.0).ready() == [], "its bucket is empty"
+    assert queue(spent, tried, now=1002.0 + DAY).ready() == [tried]
     often = entry(1, attempts=tuple(1000.0 + i for i in range(TRIES)))
     assert queue(often, now=1000.0 + HOUR / 2).ready() == []
     other = entry(2)

@@ -33,9 +33,7 @@ class ServerConfig:
     recover_rounds: int = 3  # the most rounds of a recovery
     recover_until: float = 0.0  # accuracy in % (of the app's evaluation) that ends a recovery early; 0: all rounds
     min_nodes: int = 2  # nodes that a round waits for; one less for each client that was forgotten, down to the floor
-    floor: int = (
-        0  # nodes without which no round begins, ever; 0: 3 in a closed federation, else 2 (or min_nodes, if 1)
-    )
+    floor: int = 0  # nodes without which no round begins, ever; 0: 3 in a closed federation, else 2
     quorum: float = 0.5  # the fraction of a closed federation's sites that a round waits for
     min_replies: int = 0  # replies that a round needs, or it is repeated; 0: half of those asked
     wait: float = 600.0  # seconds for nodes to come online
