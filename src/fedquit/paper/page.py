@@ -369,9 +369,10 @@ def _few(files: Sequence[str], most: int = 3) -> str:
 
 def _commands() -> Section:
     texts = [
-        "`fedquit data get cifar100` fetches the data; `fedquit study run paper-1-cifar100-lda --out DIR --partition-dir "
-        "PARTITIONS --retrain-from results/references` runs every method beside the recorded Retrains, in as many "
-        "sittings as it takes; `fedquit paper DIR` sets its runs beside the paper. The partition files are the authors'; "
+        "`fedquit data get cifar100` fetches the data; `fedquit study run paper-1-cifar100-lda --out DIR "
+        "--partition-dir PARTITIONS --retrain-from results/references` runs every method beside the recorded Retrains, "
+        "in as many sittings as it takes; `fedquit paper DIR` sets its runs beside the paper. The partition files are "
+        "the authors'; "
         "`fedquit list studies` names the other tables.",
     ]
     return Section("repeat", "How to repeat it", texts)
