@@ -13,6 +13,7 @@ import subprocess
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 
 from fedquit.cli import app as fedquit
 from fedquit.errors import InputError, StoreError
-from fedquit.flower.closed import apps, bundle, requests, rules, sites
+from fedquit.flower.closed import apps, bundle, requests, rules, service, sites
 from fedquit.flower.closed.app_user import AppUser, copy_for, hand_over_tree, require_access
 from fedquit.flower.closed.authority import new_key
 from fedquit.flower.closed.bundle import Bundle
@@ -479,3 +480,57 @@ def test_the_user_of_apps_gets_copies_and_cannot_read_the_keys(project: Project,
     assert done.returncode != 0
     with pytest.raises(InputError, match=r"cannot (write in|run)"):
         require_access(project.folder, user)
+
+
+# A node that keeps its certificate -----------------------------------------------------------------------------------
+
+
+class _Ended(Exception):
+    """The node is stopped."""
+
+
+def test_a_new_certificate_is_renewed_in_time_though_the_one_before_had_expired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1e9]
+    renewals: list[float] = []
+    said: list[str] = []
+
+    class Site:
+        """A site whose certificate has expired, and whose operator sends another after 100 s."""
+
+        def certificate(self) -> SimpleNamespace:
+            return SimpleNamespace(serial_number=1 if now[0] < 1e9 + 100 else 2)
+
+        def seconds_left(self) -> float:
+            return -1.0 if now[0] < 1e9 + 100 else 30.0
+
+        def renewal_due(self) -> bool:
+            return not renewals
+
+        def renew(self) -> None:
+            if self.seconds_left() < 0:
+                raise InputError("it has expired.")
+            renewals.append(now[0] - 1e9)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 1e9 + 300:
+            raise _Ended
+
+    monkeypatch.setattr(service, "time", SimpleNamespace(time=lambda: now[0], sleep=sleep))
+    courier = SimpleNamespace(step=lambda: None)
+    with pytest.raises(_Ended):
+        service._keep_certificate(Site(), "hospital-0", courier, said.append)  # type: ignore[arg-type]
+    assert renewals == [pytest.approx(100, abs=2)]
+    assert sum("HAS EXPIRED" in line for line in said) == 1, "it says so, and not every second"
+
+
+def test_the_list_of_sites_has_a_history(project: Project, tmp_path: Path) -> None:
+    folder = enrolled(project, tmp_path, "hospital-0")
+    folder.join(new=True)
+    project.rotate("hospital-0", folder.request.read_bytes())
+    project.revoke("hospital-0")
+    site = project.sites["hospital-0"]
+    assert [what for what, _ in site.history] == ["enrolled", "rotated", "revoked"]
+    assert site.history[-1][1] == site.revoked

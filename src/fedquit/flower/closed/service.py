@@ -434,11 +434,14 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
 def _keep_certificate(site: SiteFolder, name: str, courier: Courier, say: Say) -> None:
     """Renew the certificate after half of its life, for ever; say it again and again when that fails."""
     next_try = 0.0  # Unix time
+    failed = 0  # the certificate that was not renewed: another one, which the operator sent, is not its matter
     while True:
         time.sleep(WATCH)
         courier.step()
-        if not site.renewal_due() or time.time() < next_try:
+        serial = site.certificate().serial_number
+        if not site.renewal_due() or (serial == failed and time.time() < next_try):
             continue
+        failed = serial
         try:
             site.renew()
         except FedquitError as error:
