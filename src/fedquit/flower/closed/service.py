@@ -507,12 +507,15 @@ def _keep_certificate(site: SiteFolder, name: str, courier: Courier, say: Say) -
     """
     watch = ServerWatch(site, say)
     next_try = 0.0  # Unix time
+    failed = 0  # the certificate that was not renewed: another one, which the operator sent, is not its matter
     while True:
         time.sleep(WATCH)
         watch.look()
         courier.step()
-        if not site.renewal_due() or time.time() < next_try:
+        serial = site.certificate().serial_number
+        if not site.renewal_due() or (serial == failed and time.time() < next_try):
             continue
+        failed = serial
         try:
             site.renew()
         except FedquitError as error:
