@@ -31,7 +31,7 @@ from fedquit.errors import FedquitError, InputError
 from fedquit.flower import wire
 from fedquit.flower.canaries import HomeCanaries
 from fedquit.flower.client_data import ClientData, ClientSplits
-from fedquit.flower.outbox import Outbox, require_id
+from fedquit.flower.outbox import Outbox, Receipt, note_contact, require_id
 from fedquit.flower.own_training import (
     ErasableApp,
     Mod,
@@ -213,11 +213,20 @@ class _Client:
         question = wire.question_from_records(message.content)
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
+            self._hear(outbox, question.received, question.federation)
             settled = _settle(outbox, question.verdicts, self.home / "memory", self.home_canaries)
             splits = self.splits(outbox)
             examples = {split: splits.examples(question, split) for split in question.ask.splits}
             reply = self._work(question, examples)
             return wire.answer_to_records(wire.Answer(reply, splits.pending(), settled), question)
+
+    def _hear(self, outbox: Outbox, received: Mapping[str, Receipt], federation: str) -> None:
+        """Write down that the server speaks to this client, and which requests it has received."""
+        note_contact(self.home, federation)
+        known = {entry.id for entry in outbox.entries()}
+        for request, receipt in received.items():
+            if request in known:
+                outbox.note_receipt(request, receipt)
 
     def _work(self, question: wire.Question, examples: Mapping[Split, Examples]) -> Reply:
         client = question.client
@@ -240,6 +249,7 @@ class _Client:
         models = wire.audit_from_records(message.content)
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
+            self._hear(outbox, wire.receipts_from_body(body), str(body.get("federation", "")))
             settled = _settle(outbox, verdicts, self.home / "memory", self.home_canaries)
             splits = self.splits(outbox)
             pending = splits.pending()

@@ -36,6 +36,18 @@ class Unreachable(UnreachableError):
     """Clients that leave did not answer before their deadline."""
 
 
+class Silent(FedquitError):
+    """Clients that leave do not answer, and others would have to wait for them.
+
+    Args:
+        clients: who is silent.
+    """
+
+    def __init__(self, message: str, clients: Sequence[ClientId]) -> None:
+        super().__init__(message)
+        self.clients = tuple(clients)
+
+
 @dataclass(frozen=True)
 class _Round:
     """One question to several clients, with what its replies are checked against."""
@@ -62,6 +74,8 @@ class GridEngine:
     min_replies: int = 0  # replies that a round needs; 0: half of those asked
     required: frozenset[ClientId] = frozenset()  # clients that must answer: those that leave
     deadline: float = math.inf  # Unix time until which the required clients are asked again
+    grace: float = LAST_TRY  # seconds that they have at least, also when the server comes back after the deadline
+    may_wait: Callable[[], bool] = lambda: True  # whether nobody else waits while a required client is silent
     serving: Mapping[ClientId, wire.Serving] = field(default_factory=dict)  # the request that is served, by client
     public: ClientData | None = None  # the server's own data
     arrived: Callable[[Ask, Reply], None] | None = None  # called with each valid reply as soon as it comes in
@@ -77,7 +91,7 @@ class GridEngine:
     @property
     def _end(self) -> float:
         """When required clients are given up: at the deadline, but not before this process has waited a while."""
-        return max(self.deadline, self.began + LAST_TRY)
+        return max(self.deadline, self.began + self.grace)
 
     def run(self, ask: Ask) -> Iterator[Reply]:
         """The replies to a question, in the order of `ask.clients`; those that did not come are left out."""
@@ -106,6 +120,7 @@ class GridEngine:
                 raise Unreachable(f"{self._titles(hopeless)} gave no answer that can be used, {TRIES} times", hopeless)
             if to_ask:
                 tries += 1
+                self._require_nobody_waits([c for c in to_ask if not this_round.invalid[c]])
                 self._wait_before_retry(to_ask, tries)
         self._require_enough(this_round, replies)
         return replies
@@ -144,6 +159,7 @@ class GridEngine:
             number=self.phase_number,
             serving=self.serving.get(client, wire.Serving()),
             verdicts=self.presence.verdicts(client),
+            received=self.presence.receipts(client),
         )
 
     def _reply_timeout(self, clients: Sequence[ClientId]) -> float:
@@ -166,6 +182,12 @@ class GridEngine:
         while self._clock.now() < until and not any(c in self.presence.here for c in offline):
             self._clock.sleep(min(LONGEST_POLL, until - self._clock.now()))
             self.presence.refresh()
+            self._require_nobody_waits(offline)
+
+    def _require_nobody_waits(self, silent: Sequence[ClientId]) -> None:
+        """Raise `Silent` where somebody else would have to wait for these clients."""
+        if silent and self._clock.now() < self._end and not self.may_wait():
+            raise Silent(f"{self._titles(silent)} did not answer", silent)
 
     def _titles(self, clients: Sequence[ClientId]) -> str:
         return ", ".join(self.presence.roster[c].title for c in clients)
