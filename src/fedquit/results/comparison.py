@@ -16,7 +16,15 @@ from fedquit.results.references import judged_together
 from fedquit.results.requests import RequestRows, Spreads, distinct, spread_sizes
 from fedquit.results.schema import AGAIN, COMPARED, DISTANCE, SCHEMA, Row
 from fedquit.results.summary import MethodSummary, mean_gaps, mean_levels, summarise, summarise_phase
-from fedquit.results.verdicts import RETRAIN_SEED, against_natural, durable, judged, retrain_table, single_clients
+from fedquit.results.verdicts import (
+    RETRAIN_SEED,
+    against_natural,
+    durable,
+    judged,
+    judged_pairs,
+    retrain_table,
+    single_clients,
+)
 from fedquit.utils.names import each_named
 
 Target = int | tuple[int, ...]  # the clients that leave in a run: one, or several together
@@ -173,6 +181,11 @@ class Comparison:
         return {line.method: line for line in self.table if line.phase == "recovered"}
 
     @property
+    def targets(self) -> int:
+        """How many clients, or groups of clients, left; 0 where older comparisons do not name their runs."""
+        return len({run.split("/")[-2] for run in self.runs or () if run.count("/") >= 2})
+
+    @property
     def failures(self) -> list[Failure]:
         """The runs that did not come through, with target and seed in words."""
         return [_failure(stored) for stored in self.failed]
@@ -263,7 +276,9 @@ def compare_outcomes(
             )
         )
     together = judged_together([line.references for line in table])
-    return [replace(line, references=references) for line, references in zip(table, together, strict=True)]
+    table = [replace(line, references=references) for line, references in zip(table, together, strict=True)]
+    pairs = judged_pairs({line.method: line.against_first for line in table if line.phase == "recovered"})
+    return [replace(line, against_first=pairs.get(line.method, line.against_first)) for line in table]
 
 
 def retrains_by_seed(retrain_again: RetrainAgain, retrains: Retrains | None) -> dict[Target, dict[int, Row]]:
