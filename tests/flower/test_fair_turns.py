@@ -344,10 +344,25 @@ def test_a_revocation_takes_effect_within_the_round(make: MakeWorld) -> None:
 
     at_task(setup, "train", revokes)
     setup.serve(setup.config(train=TRAIN))
+    setup.grid.before = lambda message: None
     assert asked.count(4) <= 2, "it is asked for nothing in the rounds that follow"
     events = [json.loads(line) for line in (setup.folder / "state" / "events.jsonl").read_text().splitlines()]
     counted = [e["examples"] for e in events if e["event"] == "reply" and e["client"] == 4]
     assert counted[1:] in ([], [0]), "and its reply to the round that was under way counts for nothing"
+
+
+def test_fewer_replies_than_the_floor_are_never_averaged(make: MakeWorld) -> None:
+    setup = make()
+    close(setup, revoked=(3, 4))
+    before = setup.serve(setup.config(min_nodes=1)).params
+    setup.node_of(1).spoil = gone
+    with pytest.raises(Exception, match=r"2 of 3 clients gave an answer that counts .* the floor is 3"):
+        setup.serve(setup.config(min_nodes=1, train=TRAIN))
+    assert "model.safetensors" in old_models(setup, before), "the model is as it was"
+    setup.node_of(1).spoil = lambda reply: [reply]
+    at_task(setup, "train", lambda _: close(setup, revoked=(2, 3, 4)))  # while the round is under way
+    found = setup.serve(setup.config(min_nodes=1, train=TRAIN))
+    assert (found.rounds, found.paused[:15]) == (2, "training pauses")
 
 
 @pytest.mark.parametrize("phase", ["unlearn-0", "recover-0"])

@@ -72,6 +72,7 @@ class GridEngine:
     phase_number: int
     timeout: float  # seconds for an answer
     min_replies: int = 0  # replies that a round needs; 0: half of those asked
+    floor: int = 0  # replies with examples without which nothing is averaged, where so many are asked
     required: frozenset[ClientId] = frozenset()  # clients that must answer: those that leave
     deadline: float = math.inf  # Unix time until which the required clients are asked again
     grace: float = LAST_TRY  # seconds that they have at least, also when the server comes back after the deadline
@@ -197,6 +198,12 @@ class GridEngine:
         optional = [c for c in this_round.ask.clients if c not in self.required]
         needed = min(self.min_replies or math.ceil(len(optional) / 2), len(optional))
         answered = sum(c in replies for c in optional)
+        counted = sum(c in replies and replies[c].examples > 0 for c in optional)
+        if counted < self.floor <= len(optional):
+            raise TooFewReplies(
+                f"{counted} of {len(optional)} clients gave an answer that counts in {this_round.place}, and the "
+                f"floor is {self.floor}: look at the log for why."
+            )
         if answered < needed:
             raise TooFewReplies(
                 f"{answered} of {len(optional)} clients answered in {this_round.place}, and {needed} are needed: "

@@ -524,6 +524,7 @@ class Phases:
             phase.number,
             self._config.timeout,
             self._config.min_replies,
+            floor=self._floor if self._nodes.sites() is not None else 0,
             serving=_served_as_one(self._ledger.serving),
             public=self._parts.public,
         )

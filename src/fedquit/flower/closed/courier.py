@@ -20,7 +20,7 @@ from fedquit.flower.closed.private_files import write_private_json
 from fedquit.flower.closed.site_folder import REQUESTS_PATH, SiteFolder
 from fedquit.flower.deploy.processes import Say
 
-HELLO = 300.0  # seconds after which the front is spoken to even if there is nothing to tell
+HELLO = 60.0  # seconds after which the front is spoken to even if there is nothing to tell
 RETRY = 30.0  # seconds after a notice that was not received
 MUTE = 900.0  # seconds without an answer, after which the owner of the site is warned, again and again
 ID_LENGTH = 16  # of a request's id
