@@ -62,7 +62,7 @@ def test_data_sets_are_looked_for_where_data_lies(tmp_path: Path) -> None:
     states = [(one["state"], one["details"]) for one in json.loads(shown.output) if one["what"] == "data sets"]
     assert states[0][0] == "ok"
     assert states[0][1].startswith("shakespeare in ")
-    assert states[1][1].startswith("cifar10, cifar100, cub200 not in ")
+    assert states[1][1].startswith("cifar10, cifar100, cub200, sotu not in ")
 
 
 def test_the_shell_completes_recipes() -> None:
