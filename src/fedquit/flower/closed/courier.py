@@ -45,6 +45,7 @@ class Courier:
     clock: Callable[[], float] = time.time
     _told: set[str] = field(default_factory=set)  # requests that the front knows of
     _next: float = 0.0
+    _failing: bool = False  # whether the last notice was not received
     _answered: float = 0.0
     _warned: float = 0.0
     _sentence: str = ""
@@ -55,16 +56,18 @@ class Courier:
         self._answered = self._answered or now
         requests = self._requests()
         fresh = [request for request in requests if request not in self._told]
-        if now < self._next and not (fresh and self._next - now > RETRY):
+        if now < self._next and (self._failing or not fresh):
             return
         try:
             answer = json.loads(self.site.post(REQUESTS_PATH, json.dumps({"requests": requests}).encode()))
             received, by, sentence = str(answer["received"]), str(answer["by"]), str(answer["told"])
         except (FedquitError, ValueError, KeyError, TypeError) as error:
             self._next = now + RETRY
+            self._failing = True
             self._warn(now, f"{error}", fresh)
             return
         self._next = now + HELLO
+        self._failing = False
         self._answered = now
         self._told = set(requests)
         write_private_json(self.record, {"answered": received, "by": by, "requests": requests, "told": sentence})
