@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from fedquit.core import Params, Reply
+from fedquit.core import Params
 from fedquit.flower.identity import fingerprint
-from fedquit.flower.judgement import counted_examples, judged_reply
+from fedquit.flower.judgement import counted_examples
 from fedquit.flower.membership import write_membership
 from flower.grid_world import MakeWorld, Setup, lines
 from flower.test_refusals import reworded, said_of_itself
@@ -57,8 +56,6 @@ def test_a_reply_counts_for_no_more_examples_than_its_site_was_enrolled_with() -
     assert counted_examples(10**12, 40) == 40
     assert counted_examples(7, 40) == 7, "a site may use fewer"
     assert counted_examples(10**12, None) == 10**12, "nothing is known of it where the federation is not closed"
-    reply = Reply(3, {"w": torch.ones(2)}, 10**12, 0.5)
-    assert judged_reply(reply, 40) == Reply(3, reply.params, 40, 0.5)
 
 
 def test_an_inflated_number_of_examples_does_not_replace_the_model(make: MakeWorld) -> None:

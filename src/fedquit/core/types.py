@@ -166,12 +166,15 @@ class Task(ABC):
         needs: names from the client's own memory that are added to `sent`, where they exist.
         augments: whether the task trains on augmented examples: training and recovery do, and what
             unlearns on data to forget does not.
+        opposes_training: whether the task undoes what training on the same data does, so that an
+            honest answer never moves the model as the client's own training did.
     """
 
     local: Local = Local()
     remember: str = ""
     needs: ClassVar[tuple[str, ...]] = ()
     augments: ClassVar[bool] = False
+    opposes_training: ClassVar[bool] = False
 
     def prepare(self, model: Model, sent: Sent) -> Sent:
         """Return `sent` with what the client computes once, before the first step."""

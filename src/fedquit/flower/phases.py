@@ -18,6 +18,7 @@ from fedquit.flower.client import ClientData
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.grid_engine import GridEngine, TooFewReplies
 from fedquit.flower.intake import Intake
+from fedquit.flower.judgement import DilutedError, Judge, Witness, is_unchanged
 from fedquit.flower.ledger import Erasure, Ledger
 from fedquit.flower.presence import Presence
 from fedquit.flower.roster import Roster
@@ -180,6 +181,8 @@ class Phases:
     def _start(self, turn: Turn, names: tuple[str, ...], state: State) -> None:
         start = lifecycle.entered("unlearn", state)
         self._folder.before.save(start, 0.0)
+        if turn.request.samples:
+            self._roster.begin_erasing_samples(turn.request.clients, self._nodes.enrolled)
         measured = self._measured("before", start)
         method = self._config.fallback if turn.fallback else self._config.method_name
         changes = {"method": method, "fallback": turn.fallback, "reason": turn.reason}
@@ -211,14 +214,21 @@ class Phases:
 
         def step(state: State) -> State:
             self._gather(stage)
+            fed = Witness(stage.fed, life.required)
             with self._round(stage):
-                after = lifecycle.unlearning_round(method, stage.fed, state, trained, life.requested)
+                after = lifecycle.unlearning_round(method, fed, state, trained, life.requested)
+            if self._config.check_members and len(life.required) > 1:
+                fed.require_lasting(state.params, after.params)
             self._failures = 0
             return after
 
         try:
             for progress in advance(stage.session, phase.name, stage.state, step, stage.file, rounds, stage.fed):
                 self._say(f"unlearning round {progress.state.round} of {rounds}")
+            self._require_changed(progress.state, trained)
+        except DilutedError as error:
+            self._serve_one_by_one(str(error))
+            return True
         except FedquitError as error:
             if not lifecycle.is_reason_to_fall_back(error):
                 raise
@@ -227,6 +237,23 @@ class Phases:
             return True
         self._end_of_unlearning(progress)
         return True
+
+    def _require_changed(self, state: State, trained: Trained) -> None:
+        """Refuse an unlearning whose rounds have left the model as it was, by whatever answers."""
+        if self._config.check_members and state.round and is_unchanged(trained.params, state.params):
+            raise lifecycle.UnusableModelError("the model after the unlearning is the one before it")
+
+    def _serve_one_by_one(self, reason: str) -> None:
+        """Serve the first of the requests alone; the others wait for their turn."""
+        life = self.life
+        first, *others = self._ledger.serving
+        names = [entry.id for entry in others]
+        before = self._folder.before.load()
+        assert before is not None, "the model before a request is kept until the request is done"
+        self._say(f"{', '.join(life.phase.serving)} are served one by one: {reason}")
+        self._ledger.change(names, lambda e: e.now("received"))
+        alone = replace(life.requested, clients=(first.client,))
+        self._enter(life.narrow(alone, [first.id]), before[0])
 
     def _end_of_unlearning(self, progress: Progress) -> None:
         names = self._ledger.phase.serving
@@ -373,6 +400,9 @@ class Phases:
             serving={e.client: Serving(e.kind, e.request) for e in self._ledger.serving},
             public=self._parts.public,
         )
+        if self._config.check_members:
+            training = phase.kind in ("train", "recover")
+            engine.judge = Judge(memory.shelf("members"), training=training, log=self._folder.append)
         session = Session(engine, self._config.run_seed, (), journal, (memory,), self._folder.append, lenient=True)
         meter = Metered(session, partial(memory.stored, self._config.method_name))
         stage = _Stage(session, meter, engine, memory, file, stored[0])

@@ -7,7 +7,7 @@ Numbers are given in the order of first appearance, are on disk before anybody i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ class Member:
     name: str
     authenticated: bool
     examples: int
+    before_erasure: int = 0  # examples when a request for samples began whose count has not been heard yet
+    erased_samples: int = 0  # of the examples that its site was enrolled with
+    enrolled: int = 0  # how many these were: once the operator agrees on another number, that one holds
 
     @property
     def title(self) -> str:
@@ -84,8 +87,12 @@ class Roster:
         before = dict(self.members)
         for identity, examples in sorted(nodes, key=lambda pair: _in_order(pair[0])):
             known = self.by_key(identity.key)
-            number = known.number if known else len(self.members)
-            self.members[number] = Member(number, examples=examples, **dataclasses.asdict(identity))
+            if known:
+                self.members[known.number] = dataclasses.replace(known, **dataclasses.asdict(identity))
+                self._count(known.number, examples)
+            else:
+                number = len(self.members)
+                self.members[number] = Member(number, examples=examples, **dataclasses.asdict(identity))
         if self.members != before:
             self._save()
 
@@ -93,9 +100,32 @@ class Roster:
         """Clients have said how many examples they have."""
         changed = {c: n for c, n in examples.items() if self.members[c].examples != n}
         for client, count in changed.items():
-            self.members[client] = dataclasses.replace(self.members[client], examples=count)
+            self._count(client, count)
         if changed:
             self._save()
+
+    def _count(self, client: ClientId, examples: int) -> None:
+        """A client's number of examples; where it gave up samples, the first lower one says how many."""
+        member = dataclasses.replace(self.members[client], examples=examples)
+        if examples < member.before_erasure:
+            erased = member.erased_samples + member.before_erasure - examples
+            member = dataclasses.replace(member, erased_samples=erased, before_erasure=0)
+        self.members[client] = member
+
+    def begin_erasing_samples(self, clients: Iterable[ClientId], enrolled: Callable[[ClientId], int | None]) -> None:
+        """Clients give up samples: from now on they count for fewer.
+
+        Args:
+            clients: who.
+            enrolled: how many examples the operator agreed with each; None where the federation is not closed.
+        """
+        for client in clients:
+            member = self.members[client]
+            agreed = enrolled(client) or 0
+            before = {"before_erasure": member.examples, "enrolled": agreed}
+            anew = {} if member.enrolled == agreed else {"erased_samples": 0}
+            self.members[client] = dataclasses.replace(member, **before, **anew)
+        self._save()
 
     def _save(self) -> None:
         write_json(self.path, [dataclasses.asdict(m) for _, m in sorted(self.members.items())])

@@ -9,6 +9,7 @@ A federation is always in one phase. From each, only these steps lead on; any ot
     join       join                 join      as from `train`
     join       begin_unlearning     unlearn   as from `train`
     unlearn    fall_back            unlearn   the fallback serves the request, from the model before it
+    unlearn    narrow               unlearn   one client of the request is served first, the others wait
     unlearn    begin_recovery       recover   whole clients that leave are no members any more
     unlearn    give_up              erase     nothing could serve it: whole clients are left out all the same
     recover    begin_erasing        erase     the method's own server state is dropped
@@ -66,6 +67,7 @@ STEPS: Mapping[tuple[PhaseKind, str], PhaseKind] = {
     ("join", "join"): "join",
     ("join", "begin_unlearning"): "unlearn",
     ("unlearn", "fall_back"): "unlearn",
+    ("unlearn", "narrow"): "unlearn",
     ("unlearn", "begin_recovery"): "recover",
     ("unlearn", "give_up"): "erase",
     ("recover", "begin_erasing"): "erase",
@@ -179,6 +181,18 @@ class Life:
         names = self.phase.serving if serving is None else tuple(serving)
         phase = self._step("fall_back", fallback=True, serving=names)
         return dataclasses.replace(self, phase=phase, request=request or self.request)
+
+    def narrow(self, request: Request, serving: Sequence[str]) -> Life:
+        """Serve a part of the request first, by the same method and from the model before it; the rest waits.
+
+        Args:
+            request: the part.
+            serving: its names in the ledger.
+        """
+        if not set(request.clients) < set(self.requested.clients):
+            raise TransitionError(f"{request.clients} is no part of the request of {self.requested.clients}.")
+        phase = self._step("narrow", serving=tuple(serving))
+        return dataclasses.replace(self, phase=phase, request=request)
 
     def begin_recovery(self) -> Life:
         """The unlearning is over: whole clients that leave take no part from here on."""
