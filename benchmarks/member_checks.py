@@ -138,7 +138,10 @@ def _extreme(which: Any, values: Sequence[float]) -> float | None:  # noqa: ANN4
 
 def table(measured: Sequence[Measured]) -> list[str]:
     """For each method: erasures, alarms, and the honest extremes."""
-    lines = ["| method | erasures | alarms | moved, least | moved, most | cosine, largest |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| method | erasures | alarms | moved, least | moved, most | cosine, largest |",
+        "|---|---|---|---|---|---|",
+    ]
     for method in METHODS:
         own = [m for m in measured if m.case.method == method]
         if not own:
@@ -170,7 +173,9 @@ def main(arguments: Sequence[str]) -> int:
     rounds = sum(m.rounds for m in measured)
     spread = max(m.spread for m in measured)
     alarmed = sum(bool(m.alarms) for m in measured)
-    print(f"\n{len(measured)} erasures, {alarmed} with an alarm; {rounds} rounds, the longest update {spread:.2f} medians")
+    print(
+        f"\n{len(measured)} erasures, {alarmed} with an alarm; {rounds} rounds, the longest update {spread:.2f} medians"
+    )
     print(f"{time.perf_counter() - began:.0f} s")
     if options.json:
         options.json.write_text(json.dumps([asdict(m) for m in measured], indent=1) + "\n")

@@ -166,7 +166,8 @@ def longest_step(lengths: Sequence[float], earlier: Sequence[float]) -> float:
     """
     median = statistics.median_low(lengths)
     if len(lengths) < COHORT and earlier:
-        median = max(median, statistics.median(earlier))
+        own = median if len(lengths) > 1 else 0.0  # a single one would be its own measure
+        median = max(own, statistics.median(earlier))
     return SPREAD * median
 
 
@@ -282,7 +283,8 @@ def kept_share(merged: Params, own: Params) -> float:
         merged: how the model moved.
         own: how the client's reply did.
     """
-    return float(dot(merged, own) / dot(own, own).clamp_min(1e-30))
+    length = float(dot(own, own))
+    return float(dot(merged, own)) / length if length else 1.0
 
 
 def is_unchanged(before: Params, after: Params) -> bool:
