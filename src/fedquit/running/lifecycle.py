@@ -189,9 +189,9 @@ class Life:
             request: the part.
             serving: its names in the ledger.
         """
+        phase = self._step("narrow", serving=tuple(serving))
         if not set(request.clients) < set(self.requested.clients):
             raise TransitionError(f"{request.clients} is no part of the request of {self.requested.clients}.")
-        phase = self._step("narrow", serving=tuple(serving))
         return dataclasses.replace(self, phase=phase, request=request)
 
     def begin_recovery(self) -> Life:
