@@ -111,7 +111,7 @@ def measure(case: Case, *, rounds: int = 6) -> Measured:
             "recover_rounds": 1,
         }
         federation.serve(build(ServerConfig, settings, "fedquit"))
-        federation.outbox(leaving).file(fraction=SAMPLES if case.samples else None)
+        federation.outbox(leaving).file(fraction=SAMPLES if case.samples else 0.0)
         result = federation.serve(build(ServerConfig, settings, "fedquit"))
         log = (Path(folder) / "state" / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in log]

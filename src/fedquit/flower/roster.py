@@ -122,9 +122,10 @@ class Roster:
         for client in clients:
             member = self.members[client]
             agreed = enrolled(client) or 0
-            before = {"before_erasure": member.examples, "enrolled": agreed}
-            anew = {} if member.enrolled == agreed else {"erased_samples": 0}
-            self.members[client] = dataclasses.replace(member, **before, **anew)
+            erased = member.erased_samples if member.enrolled == agreed else 0
+            self.members[client] = dataclasses.replace(
+                member, before_erasure=member.examples, erased_samples=erased, enrolled=agreed
+            )
         self._save()
 
     def _save(self) -> None:

@@ -29,6 +29,7 @@ from fedquit.flower.deploy.stack import Stack
 from fedquit.flower.deploy.supervision import STATE, Plan, run_until_finished
 from fedquit.flower.sqlite_wipe import FOLDER
 from fedquit.inference.gaps import GapVerdict
+from fedquit.models import FunctionalModel
 from fedquit.results.verdicts import forget_gap
 
 if TYPE_CHECKING:
@@ -178,13 +179,11 @@ def _erasures(state: Path) -> list[dict[str, Any]]:
 
 def _references(app: Path, state: Path, before: State | None) -> dict[str, Params]:
     """Natural, and Retrains of other seeds; none where the model that the request found was replaced too soon."""
-    from fedquit.flower.client import functional
-
     if before is None:
         return {}
     task = _task(app)
     config = app_config(app, {**SETTINGS, STATE: str(state)})
-    references = References(functional(task.Net), task.dealt(NODES), config.training, LEAVING)
+    references = References(FunctionalModel(task.Net), task.dealt(NODES), config.training, LEAVING)
     models = {NATURAL: references.natural(before, RECOVERY_ROUNDS, config.run_seed)}
     for number in range(1, RETRAINS + 1):
         models[f"{RETRAIN} {number}"] = references.retrain(before.clock, config.run_seed + number)
