@@ -7,6 +7,7 @@ Federations in one process, over Flower's messages: the digits divided among cli
     python benchmarks/member_checks.py             50 honest erasures, and the table of docs/flower.md
     python benchmarks/member_checks.py --count 200 more of them
     python benchmarks/member_checks.py --json FILE what was measured of each
+    python benchmarks/member_checks.py --cheat     clients that train on instead of unlearning: how many are found out
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.app import Message
 
+from fedquit.core.fedavg import Learn
 from fedquit.data import federate, load_dataset
+from fedquit.flower import wire
 from fedquit.flower.config import ServerConfig
-from fedquit.flower.in_process import InProcessFederation
+from fedquit.flower.in_process import FIRST_NODE, InProcessFederation, Node
+from fedquit.flower.wire.tasks import task_to_body
 from fedquit.models import load_model
 from fedquit.running.recipe import build
 
@@ -66,6 +71,22 @@ class Case:
     seed: int
     clients: int = 10
     samples: bool = False
+    cheat: bool = False  # the client that leaves trains on, with the steps that it was to unlearn with
+
+
+@dataclass
+class Cheat(Node):
+    """A node that does ordinary training whenever it is to unlearn."""
+
+    def answers(self, message: Message) -> list[Message]:
+        """The reply to another question than was asked."""
+        if message.metadata.message_type == wire.TRAIN:
+            record = message.content.config_records[wire.ASK]
+            body = json.loads(str(record["words"]))
+            if body["address"]["phase"].startswith("unlearn"):
+                local = wire.question_from_records(message.content).ask.parts[0].task.local
+                record["words"] = json.dumps({**body, "task": task_to_body(Learn(local))})
+        return super().answers(message)
 
 
 @dataclass(frozen=True)
@@ -94,6 +115,27 @@ def cases(count: int) -> Iterator[Case]:
         yield Case(method, partition, training, seed, clients, samples)
 
 
+def cheats(count: int) -> Iterator[Case]:
+    """FedQUIT with a client that leaves and trains on, over all partitions, trainings and seeds."""
+    combinations = list(itertools.product(TRAININGS, PARTITIONS))
+    for number in range(count):
+        seed, place = divmod(number, len(combinations))
+        training, partition = combinations[place]
+        yield Case("fedquit", partition, training, seed, cheat=True)
+
+
+def found_out(measured: Sequence[Measured]) -> list[str]:
+    """For each partition: how many cheats were refused, and their cosines."""
+    lines = ["| partition | cheats | found out | cosine |", "|---|---|---|---|"]
+    for partition in PARTITIONS:
+        own = [m for m in measured if m.case.partition == partition]
+        cosines = [m.cosine for m in own if m.cosine is not None]
+        if cosines:
+            refused = sum(m.fallback for m in own)
+            lines.append(f"| {partition} | {len(own)} | {refused} | {min(cosines):.2f} to {max(cosines):.2f} |")
+    return lines
+
+
 def measure(case: Case, *, rounds: int = 6) -> Measured:
     """Train, let a client leave, and read what the server wrote down."""
     dataset = load_dataset("digits")
@@ -103,6 +145,9 @@ def measure(case: Case, *, rounds: int = 6) -> Measured:
     leaving = able[case.seed % len(able)]
     with tempfile.TemporaryDirectory(prefix="fedquit-members-") as folder:
         federation = InProcessFederation(data, model, Path(folder))
+        if case.cheat:
+            node = federation.grid.nodes[FIRST_NODE + leaving]
+            federation.grid.nodes[node.id] = Cheat(**vars(node))
         settings: dict[str, Any] = {
             "state": str(Path(folder) / "state"),
             "seed": case.seed,
@@ -160,8 +205,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--count", type=int, default=50, help="honest erasures")
     parser.add_argument("--json", type=Path, help="write what was measured of each to this file")
     parser.add_argument("--only", default="", help="one method")
+    parser.add_argument("--cheat", action="store_true", help="clients that train on instead of unlearning")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if options.cheat:
+        print("\n".join(found_out([measure(case) for case in cheats(options.count)])))
+        return 0
     began = time.perf_counter()
     measured = []
     for case in cases(options.count):
