@@ -43,6 +43,7 @@ from fedquit.flower.judgement import (
     longest_step,
     permitted_step,
     planned_steps,
+    require_permitted,
     shortened,
     sketch,
     steps_from_start,
@@ -141,6 +142,20 @@ def test_steps_from_start_is_true_of_tasks_whose_answer_is_where_their_steps_end
     assert steps_from_start(Distill())
     assert not steps_from_start(Ascend()), "it begins elsewhere, and is projected"
     assert not steps_from_start(TrainHead())
+
+
+def test_require_permitted_allows_for_a_site_that_has_got_more_data_and_not_for_any_number() -> None:
+    learn = question(Learn(Local(lr=1e-2, optimizer="adam", batch_size=8)))
+    reply = moved(0.06, examples=40)  # 5 steps of at most 0.012, and none to spare
+    update = sub(reply.params, START)
+    require_permitted(learn, update, START, reply, said=40)
+    farther = moved(0.11, examples=40)
+    with pytest.raises(RefusedReply, match="farther than 5 steps of adam"):
+        require_permitted(learn, sub(farther.params, START), START, farther, said=40)
+    require_permitted(learn, sub(farther.params, START), START, farther, said=75)
+    huge = moved(1.0, examples=40)
+    with pytest.raises(RefusedReply, match="farther than 10 steps"):
+        require_permitted(learn, sub(huge.params, START), START, huge, said=10**12)
 
 
 # longest_step

@@ -155,8 +155,9 @@ class GridEngine:
     def _judged(self, this_round: _Round, client: ClientId, reply: Reply) -> Reply:
         counted = replace(reply, examples=self.presence.counted(client, reply.examples))
         if self.judge is not None:
+            base = this_round.expected.like
             leaving = client in self.required
-            self.judge.require_plausible(this_round.ask, this_round.expected.like, counted, leaving=leaving)
+            self.judge.require_plausible(this_round.ask, base, counted, leaving=leaving, said=reply.examples)
         return counted
 
     def _question(self, ask: Ask, client: ClientId) -> wire.Question:

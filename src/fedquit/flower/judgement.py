@@ -47,6 +47,7 @@ from fedquit.errors import FedquitError
 SPREAD = 4.0  # times the cohort's median: the longest training step that counts as it is
 COHORT = 4  # replies from which a median of their own is taken; with fewer, earlier rounds are asked as well
 ADAM = 1.2  # times lr * steps: the farthest that Adam moves a parameter
+GROWN = 2  # times the examples that it counts for: a site that has got more data takes more steps, and is no liar
 ROUNDING = 1.001  # for bounds that hold exactly
 IDLE = 0.05  # of what the steps should have done: a client that moves less has not unlearned
 FAR = 10.0  # times what training does in as many steps: a client that moves farther has not unlearned either
@@ -131,7 +132,7 @@ def steps_from_start(task: Task) -> bool:
     return all(getattr(type(task), hook) is getattr(Task, hook) for hook in hooks)
 
 
-def require_permitted(ask: Ask, update: Params, start: Params, reply: Reply) -> None:
+def require_permitted(ask: Ask, update: Params, start: Params, reply: Reply, said: int) -> None:
     """Refuse a reply that no honest steps lead to.
 
     Args:
@@ -139,11 +140,13 @@ def require_permitted(ask: Ask, update: Params, start: Params, reply: Reply) -> 
         update: by how much the reply differs from what was sent.
         start: what was sent.
         reply: the reply, with the number of examples that it counts for.
+        said: the number of examples that the client says it has.
     """
     if len(ask.parts) != 1 or not steps_from_start(ask.parts[0].task):
         return
     local = ask.parts[0].task.local
-    steps = planned_steps(ask, reply)
+    examples = min(said, GROWN * reply.examples)
+    steps = local.steps(examples)
     permitted = permitted_step(local, steps, start)
     largest = max((float(p.abs().max()) for p in update.values() if p.numel()), default=0.0)
     length = float(norm(update)) if math.isfinite(permitted.length) else 0.0
@@ -388,7 +391,9 @@ class Judge:
         self._training = training
         self._log = log
 
-    def require_plausible(self, ask: Ask, base: Params, reply: Reply, *, leaving: bool) -> None:
+    def require_plausible(
+        self, ask: Ask, base: Params, reply: Reply, *, leaving: bool, said: int | None = None
+    ) -> None:
         """Refuse what no client that did as it was asked can have sent.
 
         Args:
@@ -396,6 +401,7 @@ class Judge:
             base: the answer of a client that did nothing.
             reply: a well-formed reply.
             leaving: whether the client is to be forgotten by this answer.
+            said: the number of examples that the client says it has; None where that is what it counts for.
 
         Raises:
             RefusedReply: with the reason.
@@ -403,7 +409,8 @@ class Judge:
         if not _trains(ask) or not reply.examples:
             return
         update = _update(reply, base)
-        require_permitted(ask, update, {n: base[n] for n in update}, reply)
+        start = {n: base[n] for n in update}
+        require_permitted(ask, update, start, reply, reply.examples if said is None else said)
         if leaving and planned_steps(ask, reply):
             measured = self._measured(ask, update, reply)
             self._log({"event": "unlearning", "client": reply.client, **_rounded(measured)})
