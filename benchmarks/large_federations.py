@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 PERIOD = 0.2  # seconds between two looks at the server's log
+TIMEOUT = 150.0  # seconds for an answer; what comes later is lost, and the round goes on
 LONGEST = 1800.0  # seconds that a measurement may take
 DONE = "training round "
 
@@ -109,7 +110,7 @@ def measure_nodes(count: int, rounds: int) -> dict[str, Any]:
         seconds["making and enrolling"] = time.perf_counter() - began
         with _processes(folder) as start:
             serve = [*FEDQUIT, "flower", "serve", str(app), "--state", "state", "--project", "project"]
-            for setting in (f"train.rounds={rounds}", f"min-nodes={count}", "wait=1200.0"):
+            for setting in (f"train.rounds={rounds}", f"min-nodes={count}", "wait=1200.0", f"timeout={TIMEOUT}"):
                 serve += ["--set", f"fedquit.{setting}"]
             began = time.perf_counter()
             roots = [start("serve", [*serve, "--set", f"partitions={count}"])]
@@ -124,11 +125,13 @@ def measure_nodes(count: int, rounds: int) -> dict[str, Any]:
                 ]
                 roots.append(start(site.name, [str(site / "start.sh"), *own]))
             at, peak = _watched(folder / "state" / "events.jsonl", rounds, roots)
+            notes = [str(event.get("text", "")) for event in _events(folder / "state" / "events.jsonl")]
         seconds["until all nodes are there and the first round is over"] = at[0] - began
     each = [later - earlier for earlier, later in itertools.pairwise(at)]
     return {
         "nodes": count,
         "seconds a round": [round(value, 1) for value in each],
+        "replies": [note.partition("(")[2].partition(" replies")[0] for note in notes if note.startswith(DONE)],
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
         "peak MB of all processes": round(peak["all"]),
         "peak MB of the server's processes": round(peak["server"]),
@@ -261,6 +264,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--cohort", type=int, default=50, help="of a round, for `sites`")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all processes end with this one
     if options.what == "nodes":
         print(json.dumps(measure_nodes(options.count, options.rounds), indent=1))
     else:
