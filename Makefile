@@ -8,11 +8,11 @@ VENV ?= .venv
 TORCH ?= pinned
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
-EXTRAS := flower,transformers,dev
+EXTRAS := flower,transformers,docs,dev
 PARALLEL := -n auto --dist worksteal  # neighbours stay on one core and share what is made once for a file
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo setup environments test test-core test-all test-kernels test-faults faults-planted mutants mutants-short bench bench-cuda reproduce-smoke check format hooks clean
+.PHONY: demo setup environments test test-core test-all test-kernels test-faults faults-planted mutants mutants-short bench bench-cuda reproduce-smoke docs check format hooks clean
 
 # What can turn out differently without the extras: imports, the command line, the wheel, the list of networks, recipes
 # at their smallest size, a run from the request to the report. All else is the same code on the same packages.
@@ -78,6 +78,10 @@ reproduce-smoke: setup
 	OMP_NUM_THREADS=1 $(BIN)/fedquit study run smoke --out runs/reproduce-smoke
 	$(BIN)/fedquit report runs/reproduce-smoke
 	$(BIN)/fedquit paper runs/reproduce-smoke --out runs/reproduce-smoke --smoke
+
+# The documentation as a site in build/site: a warning, or a link that leads nowhere, is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Git runs the checks before every commit: the hooks are the project's own tools, nothing is fetched.
 hooks: setup

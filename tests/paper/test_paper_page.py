@@ -23,6 +23,7 @@ from fedquit.results.summary import MethodSummary
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
+UNIT = "studies/paper-1-cifar100-lda/units/cifar100-lda/seed-0/client-0/fedquit/results.json"
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +104,14 @@ def test_the_html_page_says_the_same_stands_alone_and_is_whole(page: PaperPage) 
 
 
 def test_the_command_writes_both_pages_beside_the_records(tmp_path: Path) -> None:
-    record = json.loads((RESULTS / "cifar100-lda0.1" / "fedquit-client0.json").read_text())
+    record = json.loads((RESULTS / UNIT).read_text())
     (tmp_path / "run.json").write_text(json.dumps(record))
     done = CliRunner().invoke(app, ["paper", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "reproduction.md" in done.output
     written = (tmp_path / "reproduction.md").read_text()
-    assert "| FedQUIT | 1 | 52.8 (52.0 ± 0.5, +0.8) |" in written
+    test_acc = next(row["test_acc"] for row in record["rows"] if row["phase"] == "recovered")
+    assert f"| FedQUIT | 1 | {test_acc:.1f} (52.0 ± 0.5, {test_acc - 52.0:+.1f}) |" in written
     assert "<h1>The paper&#39;s numbers, and ours</h1>" in (tmp_path / "reproduction.html").read_text()
 
 

@@ -16,10 +16,11 @@ from fedquit.paper.records import load_records
 
 RESULTS = Path(__file__).parents[2] / "results"
 LDA = "cifar100-lda"
+UNIT = f"studies/paper-1-cifar100-lda/units/{LDA}/seed-0/client-0/fedquit/results.json"
 FORGET = Key(LDA, "client", "fedquit", "recovered", "forget_acc")
 
 
-def record(name: str = "cifar100-lda0.1/fedquit-client0.json") -> dict[str, Any]:
+def record(name: str = UNIT) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((RESULTS / name).read_text())
     return loaded
 
@@ -88,6 +89,7 @@ def test_unlearned_accuracy_gives_both_phases_the_rounds_and_the_gap() -> None:
 
 def test_a_complete_record_comes_before_a_partial_one_and_then_one_that_names_its_code(tmp_path: Path) -> None:
     old, new = changed(record(), forget_acc=10.0), changed(record(), forget_acc=20.0)
+    old.pop("code")
     new["code"] = {"version": "0.1.0", "commit": "0123456789", "dirty": False}
     partial = changed(new, forget_acc=30.0, mia_yeom=None)
     folder = write(tmp_path, a_new=new, b_old=old, c_partial=partial)
@@ -105,7 +107,7 @@ def test_seeds_are_averaged_within_a_target_and_targets_counted(tmp_path: Path) 
     for row in other["rows"]:
         row["seed"] = 1
     one = changed(record(), forget_acc=40.0)
-    second = changed(record("cifar100-lda0.1/fedquit-client1.json"), forget_acc=60.0)
+    second = changed(record(UNIT.replace("client-0", "client-1")), forget_acc=60.0)
     series = load_records(write(tmp_path, one=one, other=other, second=second)).series(FORGET)
     assert series
     assert series.by_target == {(0,): 45.0, (1,): 60.0}

@@ -12,6 +12,7 @@ from rich.markup import escape
 from fedquit import __version__
 from fedquit.cli import bench, data, flower, listing, references, runs, studies
 from fedquit.cli.check import check
+from fedquit.cli.doctor import doctor
 from fedquit.cli.paper import paper
 from fedquit.cli.request import request
 from fedquit.cli.screen import err
@@ -20,12 +21,12 @@ from fedquit.errors import FedquitError
 app = typer.Typer(
     help="Let a federation forget: train, take an erasure request, unlearn, recover, and see what was forgotten.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (runs.demo, runs.run, runs.compare, runs.sweep, runs.report):
     app.command()(command)
 app.command()(check)
+app.command()(doctor)
 app.command()(paper)
 app.command(name="list")(listing.list_)
 app.command()(request)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -22,8 +23,21 @@ Cache = Annotated[
 ]
 
 
+def recipe_names(begun: str) -> list[str]:
+    """The packaged recipes that begin with what was typed, for the shell's completion."""
+    folder = resources.files("fedquit") / "recipes"  # without `running.recipe`, whose import takes seconds
+    with resources.as_file(folder) as path:
+        names = [str(file.relative_to(path).with_suffix("")) for file in path.rglob("*.toml")]
+    return sorted(name for name in names if name.startswith(begun))
+
+
 def chosen(
-    recipe: Annotated[str, typer.Argument(help="A .toml file, or the name of a recipe that comes with the package.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A .toml file, or the name of a recipe that comes with the package.", autocompletion=recipe_names
+        ),
+    ],
     settings: Annotated[list[str], typer.Option("--set", help="Change a key: --set method.lr=3e-4")] = [],  # noqa: B006 - typer copies it
     data_dir: DataDir = None,
     partition_file: Annotated[Path | None, typer.Option(help="Who gets which examples, as JSON; else a draw.")] = None,

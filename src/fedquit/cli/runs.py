@@ -187,7 +187,7 @@ def demo(
     cache: Cache = None,
     as_json: AsJson = False,
 ) -> None:
-    """See a client forgotten, in under a minute: real images, ten clients, FedQUIT, and Retrain to compare with."""
+    """See a client forgotten, in under a minute: real images, four clients, FedQUIT, Retrain, Natural."""
     from fedquit.running.recipe import load
 
     _carry_out(load("demo"), out, cache, as_json=as_json)

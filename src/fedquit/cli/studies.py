@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedquit.cli.data import DataDir
+from fedquit.cli.references import RetrainFrom
 from fedquit.cli.screen import LOOK, PLAIN, AsJson, Bars, in_words
 from fedquit.cli.screen import out as screen
 
@@ -42,6 +43,10 @@ def run(
     partition_dir: Annotated[
         Path | None, typer.Option(help="Where the partition files that the study names lie; else beside it.")
     ] = None,
+    retrain_from: RetrainFrom = None,
+    record_retrains: Annotated[
+        bool, typer.Option("--record-retrains", help="Record Retrains that are trained in the folder of bundles.")
+    ] = False,
     ray_address: Annotated[
         str, typer.Option(help="Of the Ray cluster; else the one that $RAY_ADDRESS names, or this machine alone.")
     ] = "",
@@ -67,6 +72,8 @@ def run(
             address=ray_address,
             retry_failed=retry_failed,
             is_stopped=stop.is_set,
+            retrain_from=retrain_from,
+            record=record_retrains,
         )
     _print(StudyFolder.read(out), outcome.status, as_json=as_json)
     if outcome.stopped:
@@ -114,6 +121,8 @@ def _stopped_by_signal() -> Iterator[_Stop]:
 
 
 def _print(study: StudyFolder, status: StudyStatus, *, as_json: bool) -> None:
+    from fedquit.results.bundles import RETRAIN_FROM, bundle_notes
+
     if as_json:
         typer.echo(json.dumps(status.to_dict()))
         return
@@ -126,6 +135,9 @@ def _print(study: StudyFolder, status: StudyStatus, *, as_json: bool) -> None:
         screen.print("`fedquit study run` with --retry-failed runs them again.", **PLAIN)
     if len(status.codes) > 1:
         screen.print(f"Made by {len(status.codes)} versions of fedquit: {', '.join(status.codes)}.", **PLAIN)
+    records = (study.record(unit) for unit in study.units if unit.kind == "retrain")
+    for note in bundle_notes(record.get(RETRAIN_FROM) for record in records if record):
+        screen.print(note, **PLAIN)
     screen.print(time_left(status), **PLAIN)
 
 

@@ -71,6 +71,14 @@ class FunctionalModel:
         """Return the layers of the network as text; it enters the key of the training cache."""
         return repr(self._module)
 
+    def layers(self) -> list[str]:
+        """Return the modules by name and class, and the parameters by name and shape.
+
+        Unlike `signature` it is the same under every version of torch: it enters the key of reference bundles.
+        """
+        modules = [f"{name}: {type(module).__name__}" for name, module in self._module.named_modules()]
+        return modules + [f"{name}: {tuple(p.shape)}" for name, p in self._module.named_parameters()]
+
     def init(self, seed: int) -> Params:
         """Return fresh parameters; the seed determines them, and torch's generators stay as they were."""
         return {n: p.detach() for n, p in self._built(seed).to(self.dtype).named_parameters()}

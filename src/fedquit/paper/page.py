@@ -21,6 +21,7 @@ from fedquit.paper.records import Records, Source, load_records
 from fedquit.paper.settings import SETTINGS
 from fedquit.report.drawing import Drawn
 from fedquit.report.tables import Cell, Line, Table
+from fedquit.results.study_folder import UNITS
 from fedquit.results.words import DASH, count
 
 TITLE = "The paper's numbers, and ours"
@@ -149,8 +150,8 @@ def _lead(findings: Sequence[Finding], found: Sequence[beside.Difference]) -> tu
     beyond = sum(one.beyond for one in judged)
     level = f"at an error rate of {100 * LEVEL:g} %"
     decided = (
-        f"Of {len(findings)} findings that FedQUIT's paper states, {words.count(HOLDS)} hold, {words.count(FAILS)} do "
-        f"not hold and {words.count(OPEN)} cannot be told {level}"
+        f"Of {len(findings)} findings that FedQUIT's paper states, {words.count(HOLDS)} hold, {words.count(FAILS)} "
+        f"{'does' if words.count(FAILS) == 1 else 'do'} not hold and {words.count(OPEN)} cannot be told {level}"
         if words.count(OPEN) < len(words)
         else f"None of the {len(findings)} findings that FedQUIT's paper states can be confirmed or refuted yet {level}"
     )
@@ -343,7 +344,8 @@ def _rules() -> Section:
 def _sources(records: Records) -> Section:
     by_made: dict[tuple[str, str, str], list[Source]] = {}
     for source in records.sources:
-        folder = source.file.rpartition("/")[0]
+        of_study, units, _ = source.file.partition(f"/{UNITS}/")
+        folder = of_study if units else source.file.rpartition("/")[0]
         by_made.setdefault((folder, source.code, source.device), []).append(source)
     lines = [
         Line(folder or ".", [Cell(str(len(same))), Cell(code or DASH, words=True), Cell(device or DASH, words=True)])
@@ -367,10 +369,11 @@ def _few(files: Sequence[str], most: int = 3) -> str:
 
 def _commands() -> Section:
     texts = [
-        "`fedquit data get cifar100` fetches the data; `fedquit compare settings/cifar100-lda --out DIR --targets 0,1 "
-        "--partition-file 0.1_clients10.json` runs every method against Retrain; `fedquit paper DIR` sets its runs "
-        "beside the paper. The partition file is the authors'; without it the recipe divides the data itself, with a "
-        "fixed seed.",
+        "`fedquit data get cifar100` fetches the data; `fedquit study run paper-1-cifar100-lda --out DIR "
+        "--partition-dir PARTITIONS --retrain-from results/references` runs every method beside the recorded Retrains, "
+        "in as many sittings as it takes; `fedquit paper DIR` sets its runs beside the paper. The partition files are "
+        "the authors'; "
+        "`fedquit list studies` names the other tables.",
     ]
     return Section("repeat", "How to repeat it", texts)
 

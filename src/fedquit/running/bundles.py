@@ -2,7 +2,8 @@
 """Retrain from a reference bundle: which one fits a recipe, and what of it a run can use.
 
 The hash by which a training lies in the cache has the bits of its first parameters in it, which differ between versions
-of torch and between processors. The key of a bundle has not: it names data, partition, and how the training goes.
+of torch and between processors. The key of a bundle has not: it names data, partition, and how the training goes. Nor
+has it the text of the layers, to which new versions of torch add arguments.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from fedquit.results.bundles import (
     read_bundle,
     retrain_from,
     said_of_empty,
+    target_name,
 )
 from fedquit.running.recipe import Recipe, without_later_defaults
 from fedquit.running.rows import Row
@@ -57,7 +59,7 @@ def setting_key(setup: Setup) -> SettingKey:
     training = {
         "schema": CACHE_SCHEMA,
         "model": without_later_defaults(plain["model"], type(recipe.model), "model"),
-        "layers": setup.model.signature(),
+        "layers": setup.model.layers(),
         "source": source_of(recipe.model.name),
         "train": without_later_defaults(plain["train"], type(recipe.train), "train"),
         "precision": setup.precision,
@@ -127,6 +129,26 @@ class BundledRetrain:
         row["samples"] = evaluation.request.samples
         return row | {LEFT_EMPTY: said_of_empty(self.left_empty(recipe, recorded))}
 
+    def own_row(self, recipe: Recipe) -> Row:
+        """Retrain's row for itself, without what needs an Original.
+
+        Args:
+            recipe: Whose first request Retrain leaves out, and whose seed is Retrain's.
+        """
+        request = recipe.request[0]
+        recorded = self.reference.row(request.clients)
+        about = {"request": 0, "clients": list(request.clients), "seed": recipe.seed, "samples": request.samples > 0}
+        return {**recorded, **about, LEFT_EMPTY: said_of_empty(self.left_empty(recipe, recorded))}
+
+    def said(self, recipe: Recipe) -> dict[str, Any]:
+        """The field `retrain_from` of the results of Retrain alone.
+
+        Args:
+            recipe: As for `own_row`.
+        """
+        recorded = self.reference.row(recipe.request[0].clients)
+        return retrain_from(self.reference, self.left_empty(recipe, recorded), (), {})
+
     def told(self, recipe: Recipe, evaluation: Evaluation, row: Row, original: Row) -> dict[str, Any]:
         """The field `retrain_from` of the results.
 
@@ -186,7 +208,9 @@ def _between(computed: Mapping[str, Any]) -> Row:
     return {key: value for key, value in computed.items() if key.startswith(BETWEEN)}
 
 
-def retrain_in(bundle: Bundle, key: SettingKey, evaluation: Evaluation, seed: int) -> BundledRetrain:
+def retrain_in(
+    bundle: Bundle, key: SettingKey, evaluation: Evaluation, seed: int, wanted: int | None = None
+) -> BundledRetrain:
     """The Retrain of a request in a bundle.
 
     Args:
@@ -194,14 +218,35 @@ def retrain_in(bundle: Bundle, key: SettingKey, evaluation: Evaluation, seed: in
         key: Of the setting.
         evaluation: Of the request.
         seed: Of the run.
+        wanted: The seed of the Retrain that is taken where it is there; else the run's.
 
     Raises:
         InputError: None fits.
     """
     fitting = bundle.retrains(key, evaluation.request.clients, samples_hash(evaluation))
-    chosen = next((ref for ref in fitting if ref.seed == seed), fitting[0])
+    first = seed if wanted is None else wanted
+    chosen = next((ref for ref in fitting if ref.seed == first), fitting[0])
     others = tuple(ref for ref in fitting if ref is not chosen)
     return BundledRetrain(chosen, others, bundle.original(key, seed))
+
+
+def recorded_retrain(folder: Path, setup: Setup, evaluation: Evaluation) -> Reference | None:
+    """The Retrain of a request with the recipe's own seed, where a bundle has it.
+
+    Args:
+        folder: Of one bundle or of several; it may be empty, or not there yet.
+        setup: Of a recipe whose seed is Retrain's.
+        evaluation: Of the recipe's request.
+    """
+    if not folder.is_dir() or not any(folder.rglob("*.json")):
+        return None
+    key = setting_key(setup)
+    target = target_name(evaluation.request.clients)
+    for ref in read_bundle(folder).references:
+        fits = ref.role == "retrained" and ref.key == key and ref.seed == setup.recipe.seed
+        if fits and target_name(ref.clients) == target and ref.samples == samples_hash(evaluation):
+            return ref
+    return None
 
 
 def require_one_request(recipe: Recipe) -> None:

@@ -82,7 +82,8 @@ def run(
     bundle = open_bundle(retrain_from, recipe) if retrain_from else None
     setup = setup or build_setup(recipe)
     say_engine(setup)
-    bundled = retrain_in(bundle, setting_key(setup), evaluation_of(setup), recipe.seed) if bundle else None
+    wanted = recipe.seed if recipe.retrain_seed is None else recipe.retrain_seed
+    bundled = retrain_in(bundle, setting_key(setup), evaluation_of(setup), recipe.seed, wanted) if bundle else None
     attached = attached or {recipe.method_name: setup.method}
     recipe_run = _RecipeRun(setup, out, cache, reporter, attached, bundled, journal=journal)
     with locked(out):

@@ -11,8 +11,9 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ from fedquit.running.costs import Metered
 from fedquit.running.recipe import Recipe, build
 from fedquit.running.rows import Row
 from fedquit.running.runner import evaluation_of, require_servable, say_engine, versions
-from fedquit.running.session import Progress, Session, advance
+from fedquit.running.session import Progress, Rounds, Session, advance
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.store import Memories, StateFile, locked
 from fedquit.running.training_cache import Reporter, training_hash
@@ -207,6 +208,21 @@ def _make_in_processes(
                 raise FedquitError(f"{units[number].title}: {answer['error']}")
 
 
+def record_retrain(setup: Setup, out: Path, state: Path, reporter: Reporter) -> None:
+    """Train the Retrain of a setup's request and record it in a bundle, or go on with it.
+
+    Args:
+        setup: Of a recipe whose seed is Retrain's.
+        out: The folder of the bundle.
+        state: The folder of trainings that are not complete.
+        reporter: Is told how far the training is; one that raises stops it at the end of a round, with all on disk.
+    """
+    event = setup.recipe.request[0]
+    target = _target(event.clients)
+    unit = Unit(setup.recipe.seed, target, bool(event.samples))
+    _Recorder(setup.recipe, unit, [target], out, state, None, setup).make(reporter)
+
+
 def work(job: Job, reporter: Reporter) -> Answer:
     """Make one record, or as much of it as time allows; from JSON to JSON.
 
@@ -295,37 +311,47 @@ class _Recorder:
         """
         if self._late():
             return False
-        with locked(self.folder), ThreadPoolExecutor(min(threads or cores(), ATTACKS_AT_ONCE)) as attacks:
+        workers = ThreadPoolExecutor(min(threads or cores(), ATTACKS_AT_ONCE))
+        with locked(self.folder), workers as attacks, closing(self._rounds()) as rounds:
             if self.file.exists():  # another process has made it in the meantime
                 return True
-            rows: dict[int, _Rows] = {}
-            rounds = self._rounds()
-            total = self.setup.training.rounds
-            progress = next(rounds)
-            reporter.phase(self.unit.title, total, progress.state.round)
-            for done in range(max(1, total - LAST + 1), progress.state.round + 1):
-                kept = self._kept(done) if done < progress.state.round else self._scored(progress)
-                if kept is None:
-                    raise StoreError(
-                        f"the scores of round {done} are missing in {self.folder}: move that folder away and run the "
-                        "same command again, which trains this model from the beginning."
-                    )
-                rows[done] = self._measured(kept, attacks)
-            while progress.state.round < total:
-                if self._late():
-                    attacks.shutdown(cancel_futures=True)  # the scores are on disk
-                    self._state_file.save(progress.state, progress.seconds, asdict(progress.costs))
-                    return False
-                progress = next(rounds)
-                reporter.round(progress.state.round, "")
-                if progress.state.round > total - LAST:
-                    kept = self._scored(progress)
-                    rows[progress.state.round] = self._measured(kept, attacks)
-            self._write([rows[done] for done in sorted(rows)], self._scored(progress))
+            try:
+                complete = self._train(rounds, attacks, reporter)
+            except BaseException:
+                attacks.shutdown(cancel_futures=True)  # the scores are on disk
+                raise
+            if not complete:
+                return False
         shutil.rmtree(self.folder)
         return True
 
-    def _rounds(self) -> Iterator[Progress]:
+    def _train(self, rounds: Rounds, attacks: ThreadPoolExecutor, reporter: Reporter) -> bool:
+        """Train to the end and write the record; False where the time is up before."""
+        rows: dict[int, _Rows] = {}
+        total = self.setup.training.rounds
+        progress = next(rounds)
+        reporter.phase(self.unit.title, total, progress.state.round)
+        for done in range(max(1, total - LAST + 1), progress.state.round + 1):
+            kept = self._kept(done) if done < progress.state.round else self._scored(progress)
+            if kept is None:
+                raise StoreError(
+                    f"the scores of round {done} are missing in {self.folder}: move that folder away and run the "
+                    "same command again, which trains this model from the beginning."
+                )
+            rows[done] = self._measured(kept, attacks)
+        while progress.state.round < total:
+            if self._late():
+                attacks.shutdown(cancel_futures=True)  # the scores are on disk
+                return False
+            progress = next(rounds)
+            if progress.state.round > total - LAST:
+                kept = self._scored(progress)
+                rows[progress.state.round] = self._measured(kept, attacks)
+            reporter.round(progress.state.round, "")
+        self._write([rows[done] for done in sorted(rows)], self._scored(progress))
+        return True
+
+    def _rounds(self) -> Rounds:
         data = self.setup.data
         if self.unit.target is not None:
             evaluation = self.evaluations[self.unit.target]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedquit.errors import FedquitError, InputError
+from fedquit.results.bundles import RETRAIN_FROM, read_bundle
 from fedquit.results.comparison import members
 from fedquit.results.folders import write_comparison
 from fedquit.results.study_folder import (
@@ -233,6 +234,8 @@ def run_study(
     address: str = "",
     retry_failed: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
+    retrain_from: Path | None = None,
+    record: bool = False,
 ) -> StudyOutcome:
     """Carry out a study, or go on with it.
 
@@ -246,6 +249,8 @@ def run_study(
         address: Of the Ray cluster.
         retry_failed: Whether units that failed are run again.
         is_stopped: Whether to stop at the end of the round at hand, whatever the time.
+        retrain_from: A folder of reference bundles: a Retrain that one of them has is not trained.
+        record: Whether Retrains that are trained are recorded there, and taken from there.
 
     Raises:
         FedquitError: A training that was repeated is another model, or the folder cannot be used.
@@ -259,6 +264,7 @@ def run_study(
             folder.forget_failures()
         _warn_of_other_code(folder)
         run = _StudyRun(plan, folder, state or out / "state", overview, deadline, is_stopped)
+        run.take_retrains_from(retrain_from, record=record)
         try:
             with executor_for(workers, overview, is_stopped, address) as executor:
                 run.drive(executor)
@@ -297,6 +303,9 @@ class _StudyRun:
         self._running: set[str] = set()
         self._begun = False  # however short the time, one unit is begun and takes a round
         self.stopped = False
+        self._bundles: Path | None = None
+        self._record = False
+        self._from_bundles: set[str] = set()  # Retrains whose record says that they are from a bundle
         for unit in plan.units:
             record = folder.record(unit.planned)
             if record is not None:
@@ -304,6 +313,23 @@ class _StudyRun:
             elif why := folder.failure(unit.planned):
                 self._failed[unit.name] = why
         self._lengthen_controls()
+
+    def take_retrains_from(self, bundles: Path | None, *, record: bool) -> None:
+        """Take Retrain from reference bundles where they have it.
+
+        Args:
+            bundles: Their folder; None: all are trained.
+            record: Whether Retrains that are trained are recorded there.
+
+        Raises:
+            InputError: Nothing can be recorded without a folder of bundles.
+        """
+        if record and bundles is None:
+            raise InputError("--record-retrains needs a folder: name it with --retrain-from.")
+        if bundles is not None and not record:
+            read_bundle(bundles)  # a folder without any, or with a damaged one, is refused before all work
+        self._bundles = bundles.resolve() if bundles else None
+        self._record = record
 
     def drive(self, executor: Executor) -> None:
         """Do all that can be done in the time that there is."""
@@ -354,7 +380,13 @@ class _StudyRun:
             "expected": {phase: model for phase, model in expected.items() if model},
             "state": str(self._state),
             "seconds_left": left,
+            "retrain_from": str(self._bundles) if self._bundles and self._may_be_bundled(unit) else "",
+            "record_in": str(self._bundles / unit.planned.setting) if self._bundles and self._record else "",
         }
+
+    def _may_be_bundled(self, unit: Unit) -> bool:
+        """Whether a unit looks into the bundles: Retrain itself, and a run whose Retrain came from there."""
+        return unit.planned.kind == "retrain" or unit.retrain in self._from_bundles
 
     def _longest(self, unit: Unit) -> int:
         """The most rounds from the request on that a method took beside a control."""
@@ -387,6 +419,8 @@ class _StudyRun:
         if unit.planned.kind in ("original", "retrain"):
             self._models[unit.name] = str(rows[0].get("fingerprint", ""))
             self._trainings[unit.name] = str(results.get("training", ""))
+            if RETRAIN_FROM in results:
+                self._from_bundles.add(unit.name)
         else:
             self._rounds[unit.name] = _rounds_from_request(rows)
 

@@ -11,13 +11,16 @@ from typing import Any
 
 from fedquit.core.method import Method
 from fedquit.errors import FedquitError, StoreError
+from fedquit.results.bundles import RETRAIN_FROM
 from fedquit.results.schema import ACCURACIES, NATURAL
+from fedquit.running.bundles import BundledRetrain, recorded_retrain, require_one_request
 from fedquit.running.deadline import StopAtRoundEnd, TimeIsUpError
 from fedquit.running.recipe import Recipe, build
-from fedquit.running.runner import controls, original_results, results_of, retrain_results, run
+from fedquit.running.runner import controls, evaluation_of, original_results, results_of, retrain_results, run
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.store import locked
 from fedquit.running.training_cache import Reporter
+from fedquit.studies.bundles import record_retrain
 from fedquit.studies.workers import Answer, Job
 from fedquit.utils.files import read_json, write_json
 
@@ -38,18 +41,33 @@ def work_of(state: Path, unit: str) -> Path:
     return state / "work" / unit
 
 
-def obtain_retrain(setup: Setup, cache: Path, reporter: Reporter) -> Results:
+def obtain_retrain(setup: Setup, job: Job, reporter: Reporter) -> Results:
     """The results of a Retrain unit: the one place where a study gets a Retrain.
 
     Args:
         setup: Of a recipe whose first request Retrain leaves out, and whose seed is Retrain's.
-        cache: The folder of all trainings.
+        job: `retrain_from`, the folder of reference bundles ("": none); `record_in`, the one where a Retrain that is
+            trained is recorded ("": nowhere); `state`.
         reporter: Is told how far the training is.
 
     Returns:
-        What `results.json` holds, with Retrain's row alone, and the hash of its training as `training`.
+        What `results.json` holds, with Retrain's row alone; and the hash of its training as `training`, or, where it is
+        in a bundle, what is said of that as `retrain_from`.
     """
-    return retrain_results(setup, cache, reporter)
+    state = Path(job["state"])
+    if not job["retrain_from"]:
+        return retrain_results(setup, trainings_in(state), reporter)
+    require_one_request(setup.recipe)
+    evaluation = evaluation_of(setup)
+    bundles = Path(job["retrain_from"])
+    reference = recorded_retrain(bundles, setup, evaluation)
+    if reference is None and job["record_in"]:
+        record_retrain(setup, Path(job["record_in"]), state / "references", reporter)
+        reference = recorded_retrain(bundles, setup, evaluation)
+    if reference is None:
+        return retrain_results(setup, trainings_in(state), reporter)
+    bundled = BundledRetrain(reference)
+    return results_of(setup, [bundled.own_row(setup.recipe)]) | {RETRAIN_FROM: bundled.said(setup.recipe)}
 
 
 class UnitWork:
@@ -68,7 +86,8 @@ class UnitWork:
 
         Args:
             job: `kind`, `name`, `recipe` and `data` (where data lies), `attached`, `targets`, `rounds`, `expected`,
-                `method` (its label), `state` (the folder for what is unfinished) and `seconds_left` (None: no limit).
+                `method` (its label), `state` (the folder for what is unfinished), `seconds_left` (None: no limit) and
+                `retrain_from` and `record_in` (`obtain_retrain`; of a method's run, where its Retrain is from there).
             reporter: Reports the progress.
 
         Returns:
@@ -107,12 +126,22 @@ class UnitWork:
         if job["kind"] == "original":
             results = original_results(setup, cache, reporter, attached, job["targets"])
         elif job["kind"] == "retrain":
-            results = obtain_retrain(setup, cache, reporter)
+            results = obtain_retrain(setup, job, reporter)
         elif job["kind"] == "control":
             path, _ = controls(recipe, folder, cache, job["rounds"], reporter=reporter, attached=attached, setup=setup)
             results = results_of(setup, [_control_row(recipe, path)])
         else:
-            results = run(recipe, folder, cache=cache, reporter=reporter, attached=attached, setup=setup, journal=False)
+            bundles = Path(job["retrain_from"]) if job["retrain_from"] else None
+            results = run(
+                recipe,
+                folder,
+                cache=cache,
+                reporter=reporter,
+                attached=attached,
+                setup=setup,
+                journal=False,
+                retrain_from=bundles,
+            )
             results = {**results, "rows": [_labelled(row, recipe, job["method"]) for row in results["rows"]]}
         _require_expected(job, results)
         return results

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedquit doctor` tells what is there from what is missing, and what is missing from what must be mended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
+
+from fedquit.cli import app
+from fedquit.cli.doctor import Finding, requirement_findings
+
+TORCH = metadata.version("torch")
+
+
+def of(extra: str, *lines: str) -> list[Finding]:
+    return list(requirement_findings([Requirement(line) for line in lines], extra, "this"))
+
+
+def test_this_environment_is_sound_and_json_says_the_same() -> None:
+    shown = CliRunner().invoke(app, ["doctor", "--json"])
+    assert shown.exit_code == 0, shown.output
+    findings = {one["what"]: one for one in json.loads(shown.output)}
+    assert TORCH in findings["packages"]["details"]
+    assert findings["device"]["state"] == "ok"
+    assert all(one["next_step"] for one in findings.values() if one["state"] != "ok")
+
+
+def test_an_extra_that_is_absent_is_no_problem_and_a_package_that_is_absent_is_one() -> None:
+    line = "no-such-package>=1"
+    (optional,) = of("peft", "torch>=1", f"{line}; extra == 'peft'")
+    assert (optional.state, optional.next_step) == ("absent", "run `pip install 'fedquit[peft]'`.")
+    (needed,) = of("", "torch>=1", line, "other; extra == 'peft'")
+    assert needed.state == "problem"
+    assert "no-such-package not installed" in needed.details
+
+
+def test_another_version_than_the_pinned_one_is_a_problem() -> None:
+    (pinned,) = of("flower", "torch==0.1; extra == 'flower'")
+    assert pinned.state == "problem"
+    assert pinned.details.startswith(f"torch {TORCH}, not ==0.1")
+    assert of("flower", f"torch=={TORCH}; extra == 'flower'")[0].state == "ok"
+
+
+def test_a_disk_that_is_nearly_full_ends_with_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", ("total", "used", "free"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 9 * 10**8, 10**8))
+    shown = CliRunner().invoke(app, ["doctor", "--out", str(tmp_path / "not" / "yet")])
+    assert shown.exit_code == 1
+    assert "disk of results: make room." in shown.output
+
+
+def test_data_sets_are_looked_for_where_data_lies(tmp_path: Path) -> None:
+    (tmp_path / "tinyshakespeare.txt").write_text("To be")
+    shown = CliRunner().invoke(app, ["doctor", "--data-dir", str(tmp_path), "--json"])
+    states = [(one["state"], one["details"]) for one in json.loads(shown.output) if one["what"] == "data sets"]
+    assert states[0][0] == "ok"
+    assert states[0][1].startswith("shakespeare in ")
+    assert states[1][1].startswith("cifar10, cifar100, cub200 not in ")
+
+
+def test_the_shell_completes_recipes() -> None:
+    environment = {"_FEDQUIT_COMPLETE": "complete_bash", "COMP_WORDS": "fedquit run settings/sh", "COMP_CWORD": "2"}
+    shown = CliRunner().invoke(app, [], prog_name="fedquit", env=environment)
+    assert shown.output.split() == ["settings/shakespeare"]
