@@ -8,7 +8,7 @@ VENV ?= .venv
 TORCH ?= pinned
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
-EXTRAS := flower,transformers,docs,dev
+EXTRAS := flower,transformers,peft,pandas,docs,dev
 PARALLEL := -n auto --dist worksteal  # neighbours stay on one core and share what is made once for a file
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 

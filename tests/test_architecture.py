@@ -221,8 +221,11 @@ def test_reading_a_recipe_loads_nothing_that_only_an_evaluation_needs() -> None:
 
 # What an extra brings may be imported by these modules alone; they say which extra it is.
 OF_EXTRAS = {
+    "pandas": ("fedquit.results.frames",),
+    "peft": ("fedquit.flower.own_training",),
     "flwr": ("fedquit.flower.", "fedquit.bench.peers"),
-    "cryptography": ("fedquit.flower.deploy.keys", "fedquit.flower.closed."),
+    "cryptography": ("fedquit.flower.deploy.keys", "fedquit.flower.closed.", "fedquit.flower.operations."),
+    "prometheus_client": ("fedquit.flower.operations.metrics",),
     "h11": ("fedquit.flower.closed.",),
     "yaml": ("fedquit.flower.closed.",),
     "pfl": ("fedquit.bench.peers",),

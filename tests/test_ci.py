@@ -30,7 +30,7 @@ def tools(tmp_path: Path) -> str:
     """A path on which `make` only says what it was asked for and fails at `test-core`; nothing is installed."""
     programs = {
         "make": 'echo "make $*"; [ "$1" != "${FAILS:-test-core}" ] || exit 7',
-        **dict.fromkeys(("chromium", "strace", "ip"), "exit 0"),
+        **dict.fromkeys(("chromium", "strace", "ip", "systemd-analyze"), "exit 0"),
     }
     for name, line in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 
 from fedquit.cli import main
 from fedquit.cli.runs import _print_comparison
@@ -30,6 +31,7 @@ from fedquit.methods import METHODS
 from fedquit.report import write_report
 from fedquit.results.comparison import Outcome, RetrainAgain, compare_outcomes, named
 from fedquit.results.summary import MethodSummary
+from fedquit.results.verdicts import PAIRED
 from fedquit.running.training_cache import Silent
 from fedquit.studies.comparison import chosen_methods, compare, default_targets, parse_targets, seeds_of
 from fedquit.studies.workers import WorkerLostError, WorkerPool
@@ -468,9 +470,9 @@ def gaps_of(method: str, sizes: dict[tuple[int, int], float]) -> list[Outcome]:
 
 def test_methods_are_compared_with_the_first_target_by_target() -> None:
     targets = (1, 2, 3, 4)
-    found = gaps_of("a", {(t, 0): float(t) for t in targets})
-    found += gaps_of("worse", {(t, 0): t + size for t, size in zip(targets, (5.0, 6.0, 5.5, 5.2), strict=True)})
-    found += gaps_of("alike", {(t, 0): t + size for t, size in zip(targets, (5.0, -0.5, -0.5, -0.5), strict=True)})
+    found = gaps_of("a", {(t, t): float(t) for t in targets})
+    found += gaps_of("worse", {(t, t): t + size for t, size in zip(targets, (5.0, 6.0, 5.5, 5.2), strict=True)})
+    found += gaps_of("alike", {(t, t): t + size for t, size in zip(targets, (5.0, -0.5, -0.5, -0.5), strict=True)})
     for o in found:
         o.at("recovered")["forget_js"] = {"a": 0.1, "worse": 0.3, "alike": 0.1}[o.method]
     first, worse, alike = [
@@ -483,10 +485,17 @@ def test_methods_are_compared_with_the_first_target_by_target() -> None:
     assert pair.low == pytest.approx(5.425 - half, abs=1e-4)
     assert pair.high == pytest.approx(5.425 + half, abs=1e-4)
     assert (pair.units, pair.different) == (4, True)
+    alone = 2 * scipy.stats.t.sf(5.425 / (half / 3.182446), 3)
+    tests = sum(key in PAIRED for line in (worse, alike) for key in line.against_first)
+    assert pair.p == pytest.approx(tests * alone, rel=1e-4), "Holm's rule over methods and measures"
+    assert worse.against_first["forget_js"].p is None, "it is not judged"
     assert alike.against_first["forget_acc"].different is False
     assert worse.against_first["test_acc"].mean == 0.0
     assert worse.against_first["forget_js"].mean == pytest.approx(0.2)
     assert "avg_gap" not in worse.against_first, "a run without the attacks has no average"
+    shared = [dataclasses.replace(o, seed=0) for o in found]
+    pair = compare_outcomes(shared, ["a", "worse"], {})[-1].against_first["forget_acc"]
+    assert (pair.units, pair.different, pair.p) == (4, False, None), "targets with one Original are not independent"
 
 
 def test_tug_of_war_is_taken_run_by_run_and_the_divergence_has_a_floor() -> None:

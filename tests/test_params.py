@@ -128,3 +128,20 @@ def test_nan_and_infinity_are_found_and_named(bad: float) -> None:
     a["b"][1] = bad
     with pytest.raises(NonFiniteError, match="client 3 holds NaN or infinity in 'b': lower the learning rate"):
         algebra.require_finite(a, "client 3")
+
+
+def test_running_statistics_are_averaged_and_are_no_part_of_an_update() -> None:
+    a = {"w": torch.tensor([3.0, 4.0]), "bn.running_var": torch.tensor([9.0])}
+    b = {"w": torch.tensor([0.0, 0.0]), "bn.running_var": torch.tensor([1.0])}
+    update = algebra.sub(a, b)
+    assert set(update) == set(algebra.foreach_sub(a, b)) == {"w"}
+    assert float(algebra.norm(a)) == 5.0
+    assert float(algebra.dot(a, b)) == 0.0
+    moved = algebra.add(b, update, 0.5)
+    assert moved["w"].tolist() == [1.5, 2.0]
+    assert moved["bn.running_var"].tolist() == [1.0]
+    assert algebra.mean([Reply(0, a, 3), Reply(1, b, 1)])["bn.running_var"].tolist() == [7.0]
+    assert algebra.mix(a, b, 0.25)["bn.running_var"].tolist() == [3.0]
+    assert set(algebra.weights_of(a)) == {"w"}
+    assert set(algebra.statistics_of(a)) == {"bn.running_var"}
+    assert algebra.weights_of({"w": a["w"]}) == {"w": a["w"]}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import subprocess
@@ -20,6 +21,7 @@ import fedquit
 
 API: dict[str, list[str]] = {
     "fedquit": [
+        "ComparisonResult",
         "Evidence",
         "FedquitError",
         "Forgotten",
@@ -27,12 +29,19 @@ API: dict[str, list[str]] = {
         "NoExamplesError",
         "NonFiniteError",
         "RequestError",
+        "RunResult",
+        "Setting",
         "StoreError",
+        "StudyResult",
         "UnknownNameError",
         "__version__",
+        "compare",
         "evaluate",
         "forget",
         "recover",
+        "run",
+        "study",
+        "trainer_options",
         "unlearn",
         "virtual_logits",
     ],
@@ -89,9 +98,21 @@ API: dict[str, list[str]] = {
     "fedquit.audit.attacks": ["ATTACKS", "REFERENCE_ATTACKS", "Attack"],
     "fedquit.running": ["Recipe", "Setup", "build_setup", "load"],
     "fedquit.studies": ["Candidate", "Sweep", "sweep_rates"],
-    "fedquit.single": ["Evidence", "Forgotten", "NoRateError", "evaluate", "forget", "recover"],
+    "fedquit.federation": ["ComparisonResult", "RunResult", "Setting", "StudyResult", "compare", "run", "study"],
+    "fedquit.single": ["Evidence", "Forgotten", "NoRateError", "evaluate", "forget", "recover", "trainer_options"],
     "fedquit.check": ["PartResult", "Report", "Violation", "check_method"],
-    "fedquit.flower": ["ClientData", "ServerConfig", "erasable", "serve"],
+    "fedquit.flower": [
+        "ClientData",
+        "Erasure",
+        "Forgetting",
+        "ServerConfig",
+        "Unlearning",
+        "arrays_of",
+        "erasable",
+        "erasing_mod",
+        "remaining",
+        "serve",
+    ],
     "fedquit.results": [
         "MEASURES",
         "SCHEMA",
@@ -111,7 +132,7 @@ API: dict[str, list[str]] = {
 }
 LAZY = (
     *("fedquit", "fedquit.distill", "fedquit.audit", "fedquit.running"),
-    *("fedquit.studies", "fedquit.check", "fedquit.flower", "fedquit.single"),
+    *("fedquit.studies", "fedquit.check", "fedquit.flower", "fedquit.single", "fedquit.federation"),
 )
 RESERVED = {"forget", "unlearn", "recover", "evaluate", "run", "compare", "study"}  # for functions of the API
 
@@ -148,7 +169,11 @@ def test_the_top_level_functions_are_those_of_distill() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["fedquit", "fedquit.distill", "fedquit.audit", "fedquit.running", "fedquit.studies", "fedquit.check"]
+    "package",
+    [
+        *("fedquit", "fedquit.distill", "fedquit.audit", "fedquit.running"),
+        *("fedquit.studies", "fedquit.check", "fedquit.federation"),
+    ],
 )
 def test_importing_a_lazy_package_does_not_import_torch(package: str) -> None:
     check = f"import sys, {package}; print(sorted({{'torch', 'numpy', 'matplotlib'}} & sys.modules.keys()))"
@@ -160,6 +185,34 @@ def test_no_module_bears_a_name_that_is_reserved_for_a_function() -> None:
     modules = [info.name for info in pkgutil.walk_packages(fedquit.__path__, "fedquit.", onerror=lambda name: None)]
     assert len(modules) > 100
     assert [name for name in modules if name.rpartition(".")[2] in RESERVED] == []
+
+
+def test_every_public_name_is_itself_after_all_submodules_were_imported() -> None:
+    script = """
+import importlib, inspect, json, pkgutil, sys, warnings
+import fedquit
+
+warnings.simplefilter("ignore")
+for info in pkgutil.walk_packages(fedquit.__path__, "fedquit.", onerror=lambda name: None):
+    if info.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(info.name)
+    except ImportError:  # an extra that is not installed, such as Triton
+        pass
+shadowed = []
+for package in json.loads(sys.argv[1]):
+    for name in importlib.import_module(package).__all__:
+        if inspect.ismodule(getattr(sys.modules[package], name)):
+            shadowed.append(f"{package}.{name}")
+print(json.dumps([len([name for name in sys.modules if name.startswith("fedquit.")]), shadowed]))
+"""
+    packages = [name for name in API if name != "fedquit.flower" or find_spec("flwr")]
+    command = [sys.executable, "-c", script, json.dumps(packages)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported_modules, shadowed = json.loads(answer.stdout.splitlines()[-1])
+    assert imported_modules > 150
+    assert shadowed == []
 
 
 @pytest.mark.parametrize("package", API)

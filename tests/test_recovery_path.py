@@ -229,7 +229,10 @@ def test_natural_stands_beside_every_method_of_a_comparison(tmp_path: Path, caps
     verdict = by_method["fedquit"].leaving["forget_acc"]
     assert (verdict.word, verdict.design, verdict.targets, verdict.hypotheses) == ("cannot tell", "shared", 2, 4)
     paths = [outcome.at("recovered")["path"] for outcome in outcomes if outcome.method == "fedquit"]
-    last = [sum(point["forget_acc"] for point in path[-10:]) / 10 for path in (*paths, *stored["controls"].values())]
+    stop = rounds["fedquit"]
+    both = [path[stop - 9 : stop + 1] for path in (*paths, *stored["controls"].values())]
+    assert {path[-1]["round"] for path in both} == {stop}, "the rounds that follow have windows of their own"
+    last = [sum(point["forget_acc"] for point in path) / 10 for path in both]
     assert verdict.difference == pytest.approx((last[0] - last[2] + last[1] - last[3]) / 2)
     assert own.leaving == {}, "the control is not judged against itself"
     assert f"fedquit: {leaving_sentence(verdict)}" in said
@@ -276,7 +279,7 @@ def test_retrain_goes_on_for_as_many_rounds_as_the_method_took(tmp_path: Path) -
     for key in ("test_acc", "forget_acc", "holdout_acc"):
         assert path[0][key] == pytest.approx(rows["retrained"][key]), "round 0 is Retrain"
         assert row[f"retrain_longer_{key}"] == path[3][key]
-        assert row[f"retrain_longer_{key}_last"] == pytest.approx(sum(point[key] for point in path[2:]) / 3)
+        assert row[f"retrain_longer_{key}_last"] == pytest.approx(sum(point[key] for point in path[2:4]) / 2)
     assert len({point["test_acc"] for point in path}) > 1, "it trains"
     with screen.capture() as said:
         _say_price(list(rows.values()))

@@ -235,6 +235,7 @@ def test_a_page_without_retrain_has_no_broken_sentence_and_no_empty_column(tmp_p
     rows = [one for one in forget() if one["phase"] != "retrained"]
     for one in rows:
         one |= {"auc": 0.62, "auc_low": 0.55, "auc_high": 0.69, "holdout_verdict": "remembered", "down_bytes": 2e6}
+        one["holdout_reason"] = "AUC 0.620, 90 % interval 0.561 to 0.679"
     html = report(tmp_path, results(rows))
     said = text_of(html.partition("</style>")[2].partition("<script")[0]).replace("\u00a0", " ")
     for broken in ("not measured", "has no ", "Gap", "beside Retrain", "less Retrain’s", "None", "nan", "Retrained"):
@@ -243,7 +244,7 @@ def test_a_page_without_retrain_has_no_broken_sentence_and_no_empty_column(tmp_p
     assert card["Verdict"].startswith(
         "Its samples: remembered. They are still told from data of the same clients that never trained"
     )
-    assert "(AUC 0.620, 95 % interval 0.550 to 0.690)" in card["Verdict"]
+    assert "never trained: AUC 0.620, 90 % interval 0.561 to 0.679; such a verdict errs in at most 5" in card["Verdict"]
     assert card["Cost"] == "4.0 MB sent, 74.6 s where it ran."
     assert card["Cannot be told"] == (
         "How close this is to a model that never saw the data: there is no Retrain to compare with."

@@ -14,7 +14,18 @@ import pytest
 from browser import CHROMIUM, Browser
 from fedquit.report import write_report
 from test_report import forget, report, results, store
-from test_report_figures import MANY, PAIR, SWEPT, TESTED, full, swept, verdict, with_budgets, with_floor
+from test_report_figures import (
+    MANY,
+    PAIR,
+    SWEPT,
+    TESTED,
+    full,
+    stored_leaving,
+    swept,
+    verdict,
+    with_budgets,
+    with_floor,
+)
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to render with")
 
@@ -97,6 +108,8 @@ def compared(folder: Path, methods: tuple[str, ...] = METHODS) -> None:
             store(folder / f"seed-0/client-{client}" / method, run)
         pairs = {} if not i else dict.fromkeys(keys, PAIR)
         line = {"method": method, "phase": "recovered", "runs": 2, "against_first": pairs, "references": MANY | TESTED}
+        line |= {"leaving": stored_leaving("differs from leaving" if i % 5 else "no benefit over leaving", 4.0 - i)}
+        line |= {"durable": {"word": "not durable" if i % 4 else "cannot tell", "reason": TOO_FEW}}
         table.append(line | {"verdicts": {key: verdict(word, reason=TOO_FEW) for key in keys}})
     runs = [f"seed-0/client-{client}/{method}" for method in methods for client in (0, 1)]
     content = {"schema": 1, "first": "fedquit", "table": table, "runs": runs}
@@ -350,6 +363,30 @@ def test_what_decides_fits_one_printed_page(name: str, pages: dict[str, Path], b
     assert sheets(browser) > 1, "the rest follows"
     browser.run("document.querySelectorAll('.first ~ *').forEach(one => one.remove())")
     assert sheets(browser) == 1
+
+
+LINES_OF_NAMES = """
+[...document.querySelectorAll("tbody th")].filter(head => !head.textContent.trim().includes(" ")).filter(head => {
+  const text = document.createRange();
+  const name = [...head.childNodes].find(node => node.nodeType === 3 && node.data.trim());
+  if (!name) return false;
+  text.selectNodeContents(name);
+  return new Set([...text.getClientRects()].map(line => line.top)).size > 1;
+}).map(head => head.textContent.trim())
+"""
+
+
+@pytest.mark.parametrize("name", ["comparison", "seventeen"])
+def test_the_name_of_a_method_is_never_broken(name: str, pages: dict[str, Path], browser: Browser) -> None:
+    browser.open(pages[name], width=PAPER, media="print")
+    assert browser.run(LINES_OF_NAMES) == [], "paper"
+    for width in (390, 1280):
+        browser.shape(width=width)
+        assert browser.run(LINES_OF_NAMES) == [], width
+    assert "bad_teacher" in SEVENTEEN
+    narrow = "min-width: 0; width: 2rem; display: block; white-space: normal; overflow-wrap: anywhere"
+    browser.run(f"document.querySelectorAll('tbody th').forEach(head => head.style.cssText = '{narrow}')")
+    assert browser.run(LINES_OF_NAMES), "a broken name is noticed"
 
 
 def test_a_long_card_leaves_no_printed_page_empty(pages: dict[str, Path], browser: Browser) -> None:

@@ -16,7 +16,9 @@ from matplotlib.figure import Figure
 from fedquit.errors import InputError, StoreError, UnknownNameError
 from fedquit.inference.gaps import GapVerdict
 from fedquit.report import ENDINGS, FORMATS, write_report
+from fedquit.report.export import to_csv, to_json, to_md
 from fedquit.report.figures import _PLOT, NUMBER, _around, _AtV, _number
+from fedquit.results.folders import open_folders
 from fedquit.results.verdicts import legend
 from test_report import Outline, cells, entries, forget, report, results, store, text_of
 
@@ -39,16 +41,19 @@ def full(
             "tpr_at_0.01_low": 0.01,
             "tpr_at_0.01_high": 0.09,
             "tpr_at_0.01_enough": True,
+            "tpr_at_0.01_fpr_high": 0.04,
             "tpr_at_0.001": 0.002,
             "tpr_at_0.001_low": 0.0,
             "tpr_at_0.001_high": 0.01,
             "tpr_at_0.001_enough": False,
+            "tpr_at_0.001_fpr_high": 0.02,
             "roc": {"fpr": FPR, "tpr": [f**0.8 if f > 1e-3 else 0.0 for f in FPR]},
             "entropy": {"edges": [0.0, 0.5, 1.0, 2.0], "forget": [1.0, 0.6, 0.2], "test": [0.4, 0.8, 0.4]},
             "auc": 0.5 + shift / 100,
             "auc_low": 0.45,
             "auc_high": 0.55,
-            "holdout_verdict": "no trace",
+            "holdout_verdict": "forgotten within the margin",
+            "holdout_reason": "90 % interval 0.46 to 0.54",
             "down_bytes": [9e6, 8e6, 1e5, 2e6][i],
             "up_bytes": [9e6, 8e6, 1e5, 2e6][i],
             "client_epochs": 10.0,
@@ -168,9 +173,9 @@ def test_what_an_attacker_can_tell_comes_with_intervals(tmp_path: Path) -> None:
     found = table(report(tmp_path, full()), "What an attacker can tell")
     assert found[-1] == [
         "Recovered",
-        "5.00 1.00 to 9.00",
-        "0.20 0.00 to 1.00 few",
-        "0.500 0.450 to 0.550 no trace",
+        "5.00 1.00 to 9.00 FPR up to 4.0 %",
+        "0.20 0.00 to 1.00 FPR up to 2.0 % few",
+        "0.500 0.450 to 0.550 forgotten within the margin",
         "63.0",
         "20.0",
     ]
@@ -200,7 +205,7 @@ def test_the_average_gap_and_the_forget_gap_lead_and_the_spread_has_a_line(tmp_p
             "2.0 63.0",
             "20.0 20.0",
             "20.0 43.4",
-            "no trace",
+            "forgotten within the margin",
             "26.2 %",
         )
     ]
@@ -225,6 +230,44 @@ def judged(folder: Path, *words: str, **changes: object) -> str:
     ]
     runs = [f"seed-0/client-2/{method}" for method in methods]
     return comparison(folder, {"schema": 1, "table": lines, "runs": runs}, methods)
+
+
+def stored_leaving(word: str, difference: float) -> dict[str, Any]:
+    """A verdict against Natural as the results model stores it."""
+    return {"forget_acc": {"word": word, "reason": word, "difference": difference, "low": -3.0, "high": 4.0, "p": 0.01}}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_card_has_the_verdicts_against_leaving_and_after_the_stop(tmp_path: Path) -> None:
+    kinds = [
+        ("differs from leaving", -2.0, "not durable"),
+        ("differs from leaving", 3.5, "cannot tell"),
+        ("no benefit over leaving", 0.1, "durable"),
+    ]
+    table: list[dict[str, Any]] = [
+        {"method": f"method_{i}", "phase": "recovered", "runs": 1}
+        | {"leaving": stored_leaving(word, difference), "durable": {"word": lasts, "reason": f"{lasts}: why"}}
+        for i, (word, difference, lasts) in enumerate(kinds)
+    ]
+    for several in (True, False):
+        lines = table if several else table[:1]
+        runs = [f"seed-0/client-2/{line['method']}" for line in lines]
+        folder = tmp_path / str(several)
+        html = comparison(folder, {"schema": 1, "table": lines, "runs": runs}, tuple(line["method"] for line in lines))
+        said = entries(html)["Verdict"].replace("\u00a0", " ")
+        if several:
+            lower = (
+                "Forget accuracy beside the control’s: differs from leaving, lower: method_0; differs from leaving, "
+            )
+            assert f"{lower}higher: method_1; no benefit over leaving: method_2." in said
+            lasting = "In the rounds after the stop: not durable: method_0; cannot tell: method_1; durable: method_2."
+            assert lasting in said
+        else:
+            own = (
+                "Forget accuracy −2.0 points from Natural's at equal rounds (95 % interval −3.0 to +4.0): differs from"
+            )
+            assert own in said.replace("’", "'")
+            assert said.endswith("After the stop, not durable: why.")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -314,8 +357,9 @@ def test_the_control_s_own_verdict_stands_on_the_card(tmp_path: Path) -> None:
     found["rows"][3] |= {"natural_forget_acc": 44.4}
     html = report(tmp_path, found)
     own = [line[table(html, "Gaps to Retrain")[0].index("Own hold-out")] for line in table(html, "Gaps to Retrain")]
-    assert own[1:] == ["no trace", "remembered", "no trace"], "Original shows whether the test sees anything"
-    said = "fedquit 45.6 %; Natural’s samples: remembered (AUC 0.613, 95 % interval 0.581 to 0.644)."
+    gone = "forgotten within the margin"
+    assert own[1:] == [gone, "remembered", gone], "Original shows whether the test sees anything"
+    said = "fedquit 45.6 %; Natural’s samples: remembered (AUC 0.613)."
     assert said in entries(html)["Verdict"]
     assert entries(html)["Verdict"].startswith("Its samples: "), "the tested verdict comes before the untested gap"
     assert table(html, "What an attacker can tell")[-1][0] == "Natural"
@@ -428,11 +472,13 @@ SWEPT: dict[str, Any] = {
     "schema": 1,
     "rates": [
         {"lr": lr, "unlearned_acc": 9.0, "forget_acc": 40.0 + i, "holdout_acc": 39.0, "test_acc": 50.0}
-        | {"auc": 0.6 - i / 20, "auc_low": 0.55, "auc_high": 0.65, "verdict": "remembered"}
+        | {"auc": 0.6 - i / 20, "auc_low": 0.55, "auc_high": 0.65, "verdict": "remembered", "reason": "AUC 0.6"}
+        | {"halves": [{"verdict": "forgotten within the margin", "reason": "AUC 0.5"}] * 2}
         for i, lr in enumerate((0.0, 1e-4, 1e-3))
     ],
     "chosen": 1e-3,
-    "reason": "of the rates that leave no trace it keeps the best test accuracy",
+    "tried": 1e-3,
+    "reason": "it is the smallest rate that one half calls forgotten, and the other confirms it",
 }
 
 
@@ -454,13 +500,14 @@ def test_a_sweep_has_a_page_that_names_the_rate(tmp_path: Path) -> None:
     assert list(card) == [*("Asked", "Done", "Verdict", "Price at 0.001", "Cost at 0.001", "Cannot be told")]
     assert card["Asked"] == "Which unlearning rate forgets client 2?"
     assert card["Done"] == "fedquit with 2 rates: 0.0001, 0.001; then 41 rounds of recovery."
-    assert card["Verdict"].startswith("Take lr = 0.001: of the rates that leave no trace it keeps the best")
-    assert card["Verdict"].endswith("Rate by rate, against the whole hold-out: no trace: 0.0001, 0.001.")
+    assert card["Verdict"].startswith("Take lr = 0.001: it is the smallest rate that one half calls forgotten")
+    gone = "forgotten within the margin"
+    assert card["Verdict"].endswith(f"Rate by rate, against the whole hold-out: {gone}: 0.0001, 0.001.")
     assert "method" not in " ".join(card.values())
     assert table(html, "Rates")[1:] == [
-        ["Before", "remembered", "0.600 0.550 to 0.650", "40.0", "39.0", "50.0", "9.0"],
-        ["0.0001", "remembered", "0.550 0.550 to 0.650", "41.0", "39.0", "50.0", "9.0"],
-        ["0.001 chosen", "remembered", "0.500 0.550 to 0.650", "42.0", "39.0", "50.0", "9.0"],
+        ["Before", gone, "–", "remembered", "0.600 0.550 to 0.650", "40.0", "39.0", "50.0", "9.0"],
+        ["0.0001", gone, "–", "remembered", "0.550 0.550 to 0.650", "41.0", "39.0", "50.0", "9.0"],
+        ["0.001 chosen", gone, gone, "remembered", "0.500 0.550 to 0.650", "42.0", "39.0", "50.0", "9.0"],
     ]
     assert "Rate 0.001: forget, unlearned 9.0 %, forget 42.0 %" in figures(html)["By unlearning rate"]
     assert ">0.0001</text>" in html, "the rates on the axis are not rounded"
@@ -475,6 +522,49 @@ def test_a_sweep_has_a_page_that_names_the_rate(tmp_path: Path) -> None:
     )
     none = swept(tmp_path / "none", SWEPT | {"chosen": None, "reason": "try larger ones"})
     assert entries(none)["Verdict"].startswith("No rate can be named: try larger ones.")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_rate_that_an_earlier_rule_chose_is_not_taken(tmp_path: Path) -> None:
+    rates = [{key: rate[key] for key in rate if key not in ("halves", "reason")} for rate in SWEPT["rates"]]
+    older = {"schema": 1, "rates": rates, "chosen": 1e-3, "reason": "of the rates that leave no trace it is the best"}
+    html = swept(tmp_path / "older", older)
+    assert entries(html)["Verdict"].startswith("No rate can be named: not judged: an earlier version made this result")
+    assert [line[1] for line in table(html, "Rates")[1:]] == ["not judged"] * 3
+    assert "no trace" not in html
+
+
+OLD_ROW = ("holdout_reason", "tpr_at_0.01_fpr_high", "tpr_at_0.001_fpr_high")  # what rows did not have
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("word", ["no trace", "remembered", "over-unlearned"])
+def test_words_and_bounds_of_earlier_versions_are_not_shown(tmp_path: Path, word: str) -> None:
+    """The former rule also cleared what Original remembers, and its bounds of the TPR covered in 28 to 75 %."""
+    older = full()
+    older["rows"] = [{key: row[key] for key in row if key not in OLD_ROW} for row in older["rows"]]
+    for row in older["rows"]:
+        row["holdout_verdict"] = word
+    folder = store(tmp_path / "older", older)
+    write_report([folder], tmp_path / "r.html")
+    card = entries((tmp_path / "r.html").read_text())
+    assert "Its samples: not judged (AUC 0.500, 95 % interval 0.450 to 0.550)." in card["Verdict"].replace(
+        "\u00a0", " "
+    )
+    why = (
+        "Whether its samples are remembered: an earlier version made this result, by a rule of unknown error rate; run"
+    )
+    assert why in card["Cannot be told"]
+    views = open_folders([folder])
+    for said in (to_csv(views), to_json(views), to_md(views)):
+        assert word not in said
+    shown = text_of((tmp_path / "r.html").read_text())
+    assert word not in shown.replace("samples are remembered", ""), "but for the question"
+    assert "not judged" in to_csv(views)
+    assert "1.00 to 9.00" not in shown
+    stored = json.loads((folder / "results.json").read_text())
+    assert stored["rows"][3]["holdout_verdict"] == word, "what lies on disk is left alone"
+    assert views.runs[0].to_dict()["rows"] == stored["rows"]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -507,6 +597,7 @@ def test_the_floor_of_a_comparison_serves_its_runs(tmp_path: Path) -> None:
 
 
 PAIR = {
+    "p": 0.01,
     "mean": 3.0,
     "low": 1.0,
     "high": 5.0,
@@ -690,6 +781,7 @@ def leaks(share: float, *, enough: bool = True) -> dict[str, Any]:
     for rate, whether in (("0.01", True), ("0.001", enough)):
         key = f"leakage_tpr_at_{rate}"
         found |= {key: share, f"{key}_low": share / 2, f"{key}_high": 2 * share, f"{key}_enough": whether}
+        found[f"{key}_fpr_high"] = 0.04
     return found
 
 
@@ -735,7 +827,6 @@ def test_a_recovery_dearer_than_retrain_is_drawn_on_a_log_axis(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("verdict", "words"),
     [
-        ("no trace", "Its samples: no trace against data of the same clients that never trained (AUC 0.500)."),
         ("remembered", "Its samples: remembered. They are still told from data of the same clients"),
         ("forgotten within the margin", "Its samples: forgotten within the margin. They are treated like data of the"),
         ("over-unlearned", "Its samples: over-unlearned. They are treated worse than data of the same clients"),
@@ -903,7 +994,9 @@ def test_many_runs_are_shown_as_means_and_folded_away(tmp_path: Path) -> None:
     assert html.count("<summary id=") == 8 + 1
     card = entries(html)
     assert card["Asked"] == "Forget clients 0, 1, 2 and 3, one by one."
-    assert "The samples, against the clients’ own hold-out: no trace: fedquit, pga." in card["Verdict"]
+    assert (
+        "The samples, against the clients’ own hold-out: forgotten within the margin: fedquit, pga." in card["Verdict"]
+    )
     outline = Outline()
     outline.feed(html)
     assert len(outline.ids) == len(set(outline.ids))

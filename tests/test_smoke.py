@@ -105,6 +105,8 @@ def test_there_is_one_of_every_kind_that_the_paper_has() -> None:
         ("mit_b0", "cifar100", "several"),
         ("mit_b0", "cub200", "client"),
         ("char_lstm", "shakespeare", "client"),
+        ("huggingface", "shakespeare_speakers", "client"),
+        ("huggingface", "sotu", "client"),
     }
 
 

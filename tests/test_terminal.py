@@ -56,13 +56,13 @@ def test_a_comparison_says_method_control_and_verdict_in_80_columns(
     table = said.partition("vs Retrain: over")[0]
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in table.splitlines() if line.strip()}
     assert max(map(len, table.splitlines())) <= 80
-    assert lines["original"] == "21.7 4 remembered"
-    assert lines["fedquit"] == "differs 2.8 14.3 2 cannot tell, 2 forgotten"
-    assert lines["natural"] == "differs 14.9 14.9 4 remembered"
+    assert lines["original"] == "21.3 12 remembered"
+    assert lines["fedquit"] == "differs 2.2 13.4 8 forgotten, 2 cannot tell, 2", "the rest is on the next line"
+    assert lines["natural"] == "differs 14.1 14.1 12 remembered"
     assert len([line for line in lines.values() if "differs" in line]) == 17
     assert "…" not in said, "nothing is cut: a table that is too wide says how many columns it needs"
     assert "this table needs 167 columns" in said
-    assert "≠14.7±0.7" not in said
+    assert "≠14.8±1.7" not in said
 
 
 @pytest.mark.parametrize(("width", "terminal"), [(170, True), (100, False)])
@@ -71,7 +71,24 @@ def test_a_wide_table_is_printed_where_it_fits_and_into_files(
 ) -> None:
     said = compared(monkeypatch, tmp_path, width, terminal=terminal)
     assert "columns; the report has it" not in said
-    assert ("75.7 (≠14.7±0.7)" in said) == (width == 170)
+    assert ("75.4 (≠14.8±1.7)" in said) == (width == 170)
+
+
+def test_the_page_on_the_comparison_shows_what_the_record_prints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = {line.rstrip() for line in compared(monkeypatch, tmp_path, 170).splitlines()}
+    page = (RECORDED.parents[1] / "docs" / "comparison.md").read_text()
+    command, *blocks = re.findall(r"^```\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 5
+    for line in "".join(blocks).splitlines():
+        assert line in said, line
+    recorded = json.loads(RECORDED.read_text())
+    assert f"--margin {recorded['margin']} " in command
+    assert f"recover.follow={recorded['recipe']['recover']['follow']} " in command
+    assert f"{recorded['code']['version']} at {recorded['code']['commit'][:7]}" in " ".join(page.split())
+    assert not recorded["code"]["dirty"]
+    assert all({"leaving", "durable"} <= line.keys() for line in recorded["table"] if line["phase"] == "recovered")
 
 
 def test_a_run_fits_80_columns_and_ends_with_its_verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

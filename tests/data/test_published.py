@@ -15,10 +15,11 @@ from data.fetch_world import Served, plain_text, serving
 from data.published_world import SAMPLES, SMALL_BIRDS, copied, small_cifar10, small_cifar100, small_text
 from fedquit.cli import main
 from fedquit.data import DATASETS, load_dataset, published
-from fedquit.data.catalog import data_folder, user_cache
+from fedquit.data.catalog import SOTU_SOURCE, data_folder, user_cache
 from fedquit.data.cifar import check_cifar
 from fedquit.data.cub import check_birds
 from fedquit.data.shakespeare import check_text
+from fedquit.data.speakers import check_addresses
 from fedquit.errors import InputError, UnknownNameError
 
 
@@ -74,14 +75,14 @@ def test_the_environment_is_where_load_dataset_looks(tmp_path: Path, monkeypatch
 
 
 def test_every_published_set_is_a_data_set_with_a_source_of_its_own() -> None:
-    assert set(published.PUBLISHED) == {"cifar10", "cifar100", "cub200", "shakespeare"}
+    assert set(published.PUBLISHED) == {"cifar10", "cifar100", "cub200", "shakespeare", "sotu"}
     for name, entry in published.PUBLISHED.items():
         assert DATASETS[name] is entry.load
         assert entry.source.name == name
         assert entry.source.url.startswith("https://")
         assert re.fullmatch(r"md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}", entry.source.checksum)
         assert entry.source.packed == (name != "shakespeare")
-    assert len({entry.source.entry for entry in published.PUBLISHED.values()}) == 4
+    assert len({entry.source.entry for entry in published.PUBLISHED.values()}) == 5
 
 
 @pytest.fixture
@@ -92,6 +93,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "cifar100": lambda folder, **how: check_cifar(small_cifar100(), folder, **how),
         "cub200": lambda folder, **how: check_birds(SMALL_BIRDS, folder, **how),
         "shakespeare": lambda folder, **how: check_text(small_text(), folder, **how),
+        "sotu": lambda folder, **how: check_addresses(SOTU_SOURCE, 3, folder, **how),
     }
     for name, look in checks.items():
         monkeypatch.setitem(published.PUBLISHED, name, replace(published.PUBLISHED[name], check=look))
@@ -126,7 +128,7 @@ def test_absent_sets_are_reported_and_no_error(
 ) -> None:
     assert fedquit("check", "--json", "--data-dir", str(tmp_path), monkeypatch=monkeypatch) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [f["name"] for f in found] == ["cifar10", "cifar100", "cub200", "shakespeare"]
+    assert [f["name"] for f in found] == ["cifar10", "cifar100", "cub200", "shakespeare", "sotu"]
     assert {f["state"] for f in found} == {"absent"}
     assert found[1] == {
         "name": "cifar100",
@@ -135,7 +137,7 @@ def test_absent_sets_are_reported_and_no_error(
         "details": f"get it with `fedquit data get cifar100 --data-dir {tmp_path}`",
     }
     assert fedquit("check", "--data-dir", str(tmp_path), monkeypatch=monkeypatch) == 0
-    assert capsys.readouterr().out.count(" absent ") == 4
+    assert capsys.readouterr().out.count(" absent ") == 5
 
 
 @pytest.mark.usefixtures("small")

@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import socket
 import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedquit.flower.closed.project import Project, Settings
@@ -54,3 +60,22 @@ def post(
     connection.request("POST", path, body, given)
     response = connection.getresponse()
     return response.status, response.read()
+
+
+@contextlib.contextmanager
+def running(project: Project, log: Path) -> Iterator[None]:
+    """The project's front in a process of its own, as `fedquit flower serve` starts it; no SuperLink is behind it."""
+    settings = project.settings
+    command = [sys.executable, "-m", "fedquit.flower.closed.front", str(project.folder), str(log)]
+    with subprocess.Popen(command) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                with contextlib.suppress(OSError), socket.create_connection((settings.host, settings.port), 5):
+                    break
+                time.sleep(0.05)
+            yield
+        finally:
+            process.terminate()

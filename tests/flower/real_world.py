@@ -73,6 +73,7 @@ class Federation:
             **SHORT,
             "partitions": nodes,
             "fedquit.min-nodes": nodes,
+            "fedquit.floor": 1,  # of two nodes one may leave
             STATE: str(self.state),
             **given,
         }

@@ -7,11 +7,8 @@ import contextlib
 import json
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,33 +16,27 @@ import pytest
 pytest.importorskip("h11")
 from fedquit.flower.closed import front, rules
 from fedquit.flower.closed.authority import Authority, certificate_to_pem, key_to_pem, new_key
+from fedquit.flower.closed.courier import Courier
+from fedquit.flower.closed.notice_board import read_site_notices, write_told
 from fedquit.flower.closed.project import Project
-from fedquit.flower.closed.site_folder import SiteFolder
+from fedquit.flower.closed.seen import read_seen
+from fedquit.flower.closed.site_folder import REQUESTS_PATH, SiteFolder
 from fedquit.flower.closed.supernode import watch_certificate
 from fedquit.flower.deploy.errors import DeploymentError
-from flower.closed_world import CUT, connect, enrolled, new_project, post, with_certificate, without_certificate
+from fedquit.flower.outbox import Outbox
+from flower.closed_world import (
+    CUT,
+    connect,
+    enrolled,
+    new_project,
+    post,
+    running,
+    with_certificate,
+    without_certificate,
+)
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(120)]
 FLEET = "/v1/fleet/pull-messages"
-
-
-@contextlib.contextmanager
-def running(project: Project, log: Path) -> Iterator[None]:
-    """The project's front in a process of its own, as `fedquit flower serve` starts it; no SuperLink is behind it."""
-    settings = project.settings
-    command = [sys.executable, "-m", "fedquit.flower.closed.front", str(project.folder), str(log)]
-    with subprocess.Popen(command) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while True:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                with contextlib.suppress(OSError), socket.create_connection((settings.host, settings.port), 5):
-                    break
-                time.sleep(0.05)
-            yield
-        finally:
-            process.terminate()
 
 
 @pytest.fixture
@@ -183,7 +174,7 @@ def test_a_revoked_site_is_cut_off_while_it_is_connected(project: Project, site:
             assert connection.sock.recv(1) == b"", "nobody sent anything, and the connection ended"
         with pytest.raises(CUT):
             ask(project, site.context(), FLEET, headers(project))
-        with pytest.raises(DeploymentError, match="gave no new certificate"):
+        with pytest.raises(DeploymentError, match="a site that was revoked"):
             site.renew()
 
 
@@ -204,6 +195,57 @@ def test_the_number_of_connections_is_bounded(project: Project, site: SiteFolder
         with contextlib.suppress(ConnectionError):
             assert last.recv(1) == b"", "it is closed at once"
     assert {"too many connections at once", "too many handshakes at once"} <= set(refusals(log))
+
+
+def test_a_site_s_notice_of_a_request_is_received_whether_a_run_is_in_progress_or_not(
+    project: Project, site: SiteFolder, log: Path, tmp_path: Path
+) -> None:
+    filed = Outbox(tmp_path / "home").file()
+    said: list[str] = []
+    with running(project, log):
+        courier = Courier(site, tmp_path / "home", tmp_path / "server.json", said.append)
+        courier.step()
+        address = project.settings.address
+        assert any(f"the front at {address} has noted request {filed.id}" in line for line in said)
+        assert read_site_notices(log.parent) == {"hospital-0": [filed.id]}
+        assert json.loads((tmp_path / "server.json").read_text())["requests"] == [filed.id]
+        write_told(log.parent, "training pauses: 2 may take part, and the floor is 3")
+        later = Courier(site, tmp_path / "home", tmp_path / "server.json", said.append)
+        later.step()
+        assert said[-1] == "the server says: training pauses: 2 may take part, and the floor is 3."
+
+        def given(body: bytes) -> int:
+            with contextlib.closing(connect(project, site.context())) as connection:
+                return post(connection, REQUESTS_PATH, body)[0]
+
+        for bad in (b"", b"{}", b"[" * 4000, b'{"requests": ["../../x"]}', b'{"requests": 3}'):
+            assert given(bad) == 400, bad
+        assert given(b"x" * 5000) == 413
+        assert 429 in [given(b'{"requests": []}') for _ in range(10)], "a flood of notices is refused"
+        deadline = time.monotonic() + 30
+        while "hospital-0" not in read_seen(log.parent):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    assert read_site_notices(log.parent) == {"hospital-0": [filed.id]}
+
+
+def test_a_site_says_loudly_that_its_server_does_not_answer(site: SiteFolder, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    said: list[str] = []
+    now = [1e9]
+    courier = Courier(site, tmp_path / "home", tmp_path / "server.json", said.append, clock=lambda: now[0])
+    for _ in range(10):
+        courier.step()
+        now[0] += 30
+    assert said == [], "a server may be off for some minutes"
+    Outbox(tmp_path / "home").file()
+    courier.step()
+    assert "nothing listens at" in said[0]
+    assert "1 requests wait for it" in said[0]
+    for _ in range(120):
+        now[0] += 30
+        courier.step()
+    assert 4 <= len(said) <= 6, "again and again, and not all the time"
 
 
 def test_certificates_of_seconds_are_renewed_without_a_restart(tmp_path: Path, log: Path) -> None:

@@ -12,7 +12,10 @@ import stat
 import subprocess
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,14 +27,16 @@ from typer.testing import CliRunner
 
 from fedquit.cli import app as fedquit
 from fedquit.errors import InputError, StoreError
-from fedquit.flower.closed import apps, bundle, requests, rules, sites
+from fedquit.flower.closed import apps, bundle, requests, rules, service, sites
 from fedquit.flower.closed.app_user import AppUser, copy_for, hand_over_tree, require_access
 from fedquit.flower.closed.authority import new_key
 from fedquit.flower.closed.bundle import Bundle
+from fedquit.flower.closed.notice_board import NoticeBoard
 from fedquit.flower.closed.private_files import make_private_folder
 from fedquit.flower.closed.project import Project, Settings
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.keys import make_node_key
+from fedquit.flower.notices import read_notices
 
 pytestmark = pytest.mark.flower
 ROOT = Path(__file__).parents[2]
@@ -543,3 +548,103 @@ def test_the_operator_agrees_on_another_number_of_examples(project: Project, tmp
     assert project.sites["hospital-0"].examples == 12
     with pytest.raises(InputError, match="at least one example"):
         project.agree_examples("hospital-0", 0)
+
+
+# A node that keeps its certificate -----------------------------------------------------------------------------------
+
+
+class _Ended(Exception):
+    """The node is stopped."""
+
+
+def test_a_new_certificate_is_renewed_in_time_though_the_one_before_had_expired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1e9]
+    renewals: list[float] = []
+    said: list[str] = []
+
+    class Site:
+        """A site whose certificate has expired, and whose operator sends another after 100 s."""
+
+        def certificate(self) -> SimpleNamespace:
+            return SimpleNamespace(serial_number=1 if now[0] < 1e9 + 100 else 2)
+
+        def seconds_left(self) -> float:
+            return -1.0 if now[0] < 1e9 + 100 else 30.0
+
+        def renewal_due(self) -> bool:
+            return not renewals
+
+        def renew(self) -> None:
+            if self.seconds_left() < 0:
+                raise InputError("it has expired.")
+            renewals.append(now[0] - 1e9)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 1e9 + 300:
+            raise _Ended
+
+    monkeypatch.setattr(service, "time", SimpleNamespace(time=lambda: now[0], sleep=sleep))
+    courier = SimpleNamespace(step=lambda: None)
+    with pytest.raises(_Ended):
+        service._keep_certificate(Site(), "hospital-0", courier, said.append)  # type: ignore[arg-type]
+    assert renewals == [pytest.approx(100, abs=2)]
+    assert sum("HAS EXPIRED" in line for line in said) == 1, "it says so, and not every second"
+
+
+def test_the_list_of_sites_has_a_history(project: Project, tmp_path: Path) -> None:
+    folder = enrolled(project, tmp_path, "hospital-0")
+    folder.join(new=True)
+    project.rotate("hospital-0", folder.request.read_bytes())
+    project.revoke("hospital-0")
+    site = project.sites["hospital-0"]
+    assert [what for what, _ in site.history] == ["enrolled", "rotated", "revoked"]
+    assert site.history[-1][1] == site.revoked
+
+
+# What the server learns of its sites ---------------------------------------------------------------------------------
+
+
+def registrar(project: Project, state: Path, say: Callable[[str], None]) -> service.Registrar:
+    for folder in (project.server, state):
+        make_private_folder(folder)
+    nobody: Any = None  # nothing here is asked of a SuperLink
+    return service.Registrar(project, state, nobody, project.server / "registered.json", None, say)
+
+
+def test_the_server_app_learns_of_which_requests_sites_have_given_notice(project: Project, tmp_path: Path) -> None:
+    for name in ("hospital-0", "hospital-1"):
+        enrolled(project, tmp_path, name)
+    carrier = registrar(project, tmp_path / "state", lambda _: None)
+    board = NoticeBoard(project.server, "127.0.0.1:9443")
+    board.take("hospital-0", b'{"requests": ["0a", "0b"]}')
+    board.take("hospital-1", b'{"requests": ["0c"]}')
+    project.revoke("hospital-1")
+    carrier.carry_notices()
+    identity = project.sites["hospital-0"].fingerprints[0]
+    assert read_notices(tmp_path / "state") == {identity: {"0a", "0b"}}, "by identity, and not of a revoked site"
+    board.take("hospital-0", b'{"requests": ["0d"]}')
+    carrier.carry_notices()
+    assert read_notices(tmp_path / "state") == {identity: {"0a", "0b", "0d"}}
+
+
+def test_the_operator_is_told_once_a_day_of_sites_that_cannot_be_heard(project: Project, tmp_path: Path) -> None:
+    for name in ("hospital-0", "hospital-1", "hospital-2"):
+        enrolled(project, tmp_path, name)
+    project.revoke("hospital-2")
+    said: list[str] = []
+    watcher = registrar(project, tmp_path / "state", said.append)
+    now = time.time()
+    (project.server / "seen.json").write_text(json.dumps({"hospital-0": now + 2.5 * 86_400}))
+    watcher.warn_of_mute_sites(now)
+    assert said == [], "they were enrolled a moment ago"
+    for hour in range(48):
+        watcher.warn_of_mute_sites(now + 3 * 86_400 + 3600 * hour)
+    assert ["hospital-1 was never seen" in line for line in said] == [True, False, True, False]
+    assert sum("hospital-0 was last seen 1 days ago" in line for line in said) == 1
+    assert "Ask the site to start its node" in said[0]
+    assert not any("hospital-2" in line for line in said)
+    watcher.warn_of_mute_sites(now + 30 * 86_400)
+    assert "answer it with `fedquit flower rotate hospital-1`" in said[-1]

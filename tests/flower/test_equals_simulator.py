@@ -60,6 +60,20 @@ def test_a_method_over_flower_equals_the_simulator(name: str, kind: str, tmp_pat
     assert deviation <= 1e-12
 
 
+@pytest.mark.parametrize("network", ["batch_norm_net", "adapted_net"])
+@pytest.mark.parametrize("kind", ["one client", "samples of one client"])
+def test_any_network_over_flower_equals_the_simulator(network: str, kind: str, tmp_path: Path) -> None:
+    """BatchNorm's statistics, the masks of dropout, and frozen parameters that do not travel."""
+    options = {"dropout": 0.3} if network == "batch_norm_net" else {}
+    model = {"name": f"own_networks:{network}", "options": options, "dtype": "float64"}
+    method = {"name": "fedquit", **SHORT["fedquit"]}
+    federation = SmallFederation(build(Recipe, {**RECIPE, "model": model, "method": method}, "recipe"), clients=CLIENTS)
+    findings = Findings()
+    deviation = judge_on_flower(federation, kind, tmp_path, findings)
+    assert findings.all == ()
+    assert deviation <= 1e-12
+
+
 def test_a_cohort_is_the_one_that_the_simulator_draws(tmp_path: Path) -> None:
     train = {**TRAIN, "clients_per_round": 2}
     recipe = build(Recipe, {**RECIPE, "train": train, "method": {"name": "fedquit", "lr": 1e-2}}, "recipe")

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.deploy.environment import free_ports
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import make_node_key, make_tls
+from fedquit.flower.ledger import read_entries
 from fedquit.flower.outbox import Outbox
 from flower.real_world import LONG, Federation, places_in, running_in
 from flower.scales import Scales
@@ -289,7 +291,7 @@ def test_the_commands_serve_and_node_and_a_supervisor_that_is_killed(tmp_path: P
     def serve() -> subprocess.Popen[bytes]:
         files = ["--ca", tls.authority, "--certificate", tls.certificate, "--key", tls.key]
         members = [f"--member=node-{i}={key.public}" for i, key in enumerate(keys)]
-        rounds = ["--set", "fedquit.train.rounds=3", "--set", "partitions=2"]
+        rounds = ["--set", "fedquit.train.rounds=3", "--set", "partitions=2", "--sweep", "5"]
         return command("serve", app_folder(), "--state", state, "--address", address, *files, *members, *rounds)
 
     def trained() -> int:
@@ -310,8 +312,13 @@ def test_the_commands_serve_and_node_and_a_supervisor_that_is_killed(tmp_path: P
         wait_for(lambda: not any("flower-superlink" in line for line in running_in(tmp_path)))
         second = serve()
         ends.callback(second.kill)
-        assert second.wait(LONG) == 0, (tmp_path / "log").read_text()[-3000:]
+        wait_for(lambda: "the federation stays open" in (tmp_path / "log").read_text(), second)
         assert trained() == 3, "the round that was committed was not repeated"
+        Outbox(tmp_path / "home-0").file(positions=[0, 1])  # after the training, when no run is in progress
+        wait_for(lambda: Outbox(tmp_path / "home-0").entries()[0].status == "served", second)
+        assert [e.status for e in read_entries(state)] == ["done"]
+        second.terminate()
+        assert second.wait(LONG) == 128 + signal.SIGTERM
     wait_for(lambda: running_in(tmp_path) == [])
 
 
@@ -323,7 +330,17 @@ def test_a_supervisor_attached_to_somebody_elses_superlink_is_killed_and_the_nex
         assert control.authority
         settings = [f"--set={key}={value}" for key, value in fed.settings.items()]
         place = ["--attach", "--address", control.address, "--ca", str(control.authority), "--state", str(fed.state)]
-        command = [sys.executable, "-m", "fedquit", "flower", "serve", str(fed.app), *place, *settings]
+        command = [
+            sys.executable,
+            "-m",
+            "fedquit",
+            "flower",
+            "serve",
+            str(fed.app),
+            *place,
+            *settings,
+            "--until-trained",
+        ]
 
         def supervisor() -> subprocess.Popen[bytes]:
             with log.open("ab") as file:

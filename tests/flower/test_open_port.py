@@ -34,7 +34,7 @@ def test_serve_warns_where_other_machines_can_reach_the_superlink(
     monkeypatch.setattr(service, "superlink_command", lambda *_: ["sleep", "1000"])
     monkeypatch.setattr(Control, "healthy", lambda _: True)
     said: list[str] = []
-    serve(Plan(tmp_path), Link(address, mode="insecure"), tmp_path / "state", say=said.append)
+    serve(Plan(tmp_path), Link(address, mode="insecure"), tmp_path / "state", until_trained=True, say=said.append)
     warnings = [line for line in said if line.startswith("warning: ")]
     assert len(warnings) == (address in REACHABLE), said
     assert all(f"whoever can reach {address} can run code" in line for line in warnings)

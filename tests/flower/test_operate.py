@@ -20,6 +20,8 @@ import pytest
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.deploy.environment import free_ports
+from fedquit.flower.outbox import Outbox
+from fedquit.utils.files import open_to_others
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(900)]
 PAGE = Path(__file__).parents[2] / "docs" / "operate.md"
@@ -120,6 +122,11 @@ class Page:
     def state(self) -> Path:
         return self.folder / "operator" / "state"
 
+    @property
+    def entries(self) -> list[dict[str, str]]:
+        path = self.state / "ledger.json"
+        return list(json.loads(path.read_text())["entries"]) if path.exists() else []
+
 
 @contextlib.contextmanager
 def page(folder: Path) -> Iterator[Page]:
@@ -146,11 +153,21 @@ def test_three_sites_from_nothing_as_the_page_says(tmp_path: Path) -> None:
         machines.start("operator")
         machines.wait(lambda: "training round 1 " in machines.log("operator").read_text())
         machines.run("site", "hospital-0")  # request
+        machines.run("site", "hospital-0")  # request --show
         machines.run("site", "hospital-1")  # renew
         assert len(json.loads((operator / "project" / "sites.json").read_text())["sites"][1]["certificates"]) == 2
+        machines.run("operator")  # status, as a table, as JSON, as metrics
+        assert "fedquit_members_here 3.0" in (operator / "fedquit.prom").read_text()
+        machines.run("operator")  # doctor: no error while all is well
+        machines.run("site", "hospital-1")  # doctor
+        machines.run("operator")  # units
+        machines.run("site", "hospital-1")  # units
         serve = machines.processes[-1]
-        machines.wait(lambda: serve.poll() is not None)
-        assert serve.returncode == 0, machines.log("operator").read_text()[-3000:]
+        machines.wait(lambda: "the federation stays open" in machines.log("operator").read_text())
+        machines.wait(lambda: [e["status"] for e in machines.entries] == ["done"])
+        assert serve.poll() is None, "it takes requests until it is stopped"
+        (filed,) = Outbox(tmp_path / "hospital-0" / "home").entries()
+        machines.wait(lambda: Outbox(tmp_path / "hospital-0" / "home").get(filed.id).status == "served")
 
         (entry,) = json.loads((machines.state / "ledger.json").read_text())["entries"]
         roster = json.loads((machines.state / "clients.json").read_text())
@@ -159,6 +176,10 @@ def test_three_sites_from_nothing_as_the_page_says(tmp_path: Path) -> None:
         assert (names[entry["client"]], entry["status"], entry["authenticated"]) == ("hospital-0", "done", True)
         machines.stop(machines.processes)
 
+        for folder in (operator / "project", machines.state, *(tmp_path / n / "site" for n in NAMES)):
+            assert open_to_others(folder) == [], "every file is its owner's alone"
+        for name in NAMES:
+            assert open_to_others(tmp_path / name / "home") == []
         machines.run("site", "hospital-1")  # join --new
         shutil.copy(tmp_path / "hospital-1" / "site" / "request.csr", operator / "hospital-1.csr")
         machines.run("operator", name="hospital-1")  # rotate

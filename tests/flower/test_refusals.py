@@ -457,3 +457,15 @@ def test_a_node_without_fedquit_is_left_out(make: MakeWorld) -> None:
     assert setup.serve(setup.config()).rounds == 2
     assert "train.fedquit" not in setup.node_of(4).asked
     assert any("did not say who it is" in line for line in lines(setup.folder))
+
+
+def test_a_refusal_s_text_forges_no_line_of_the_log(make: MakeWorld) -> None:
+    forged = "w\nINFO :      fedquit: r0001 done\x1b[2K"
+    setup = make()
+    setup.node_of(2).spoil = changed(
+        lambda params: {forged if i == 0 else n: p for i, (n, p) in enumerate(params.items())}
+    )
+    setup.serve(setup.config(**ONE_ROUND))
+    (refusal,) = [line for line in lines(setup.folder) if "no reply of client 2" in line]
+    assert "\n" not in refusal
+    assert "\x1b" not in refusal

@@ -53,9 +53,12 @@ def simulated(
     retrains: int = 3,
     shift: float = 0.0,
     methods: tuple[str, ...] = ("null",),
+    only: str = "",
     margin: Margin | None = None,
 ) -> Comparison:
     """A comparison of methods that are Retrain with another seed, but for a shift of the forget accuracy in points.
+
+    All methods are shifted, or `only` one.
 
     Each target has levels of its own, and each measure a spread of its own; the measures of a model are correlated.
     """
@@ -77,7 +80,7 @@ def simulated(
             again[target, place] = others[target][j % retrains]
             for method in methods:
                 reached = model(level)
-                reached[MEASURES.index("forget_acc")] += shift
+                reached[MEASURES.index("forget_acc")] += shift if only in ("", method) else 0.0
                 rows = [row("original", level + 20), retrained, row("unlearned", level - 30), row("recovered", reached)]
                 folder = Path("out") / f"seed-{place}" / f"client-{target}" / method
                 outcomes.append(Outcome(method, target, place, folder, tuple(rows)))
@@ -101,6 +104,33 @@ def test_two_such_methods_in_as_few() -> None:
         "differs" in {**words(s), **{f"{k}2": w for k, w in words(s, "again").items()}}.values() for s in studies
     )
     assert called <= 11
+
+
+def called_apart(comparison: Comparison) -> set[str]:
+    """The methods that are called farther from Retrain than the first one, or nearer, in some measure."""
+    lines = comparison.methods.items()
+    return {method for method, line in lines if any(pair.different for pair in line.against_first.values())}
+
+
+def test_equal_methods_are_called_farther_or_nearer_than_the_first_in_at_most_11_of_100_studies() -> None:
+    """5 % and three standard errors for any of four pairs in any measure; each pair by itself would err far more."""
+    equal = ("first", "a", "b", "c", "d")
+    studies = [simulated(8000 + seed, targets=6, methods=equal) for seed in range(100)]
+    assert sum(bool(called_apart(study)) for study in studies) <= 11
+    alone = [
+        any(line.against_first[key].low > 0 or line.against_first[key].high < 0 for key in MEASURES)
+        for study in studies
+        for line in study.methods.values()
+        if line.against_first
+    ]
+    assert np.mean(alone) > 0.11, "the intervals are for themselves"
+
+
+def test_a_method_that_is_farther_than_the_first_is_found() -> None:
+    studies = [
+        simulated(9000 + seed, targets=8, methods=("first", "far"), shift=12.0, only="far") for seed in range(20)
+    ]
+    assert sum("far" in called_apart(study) for study in studies) >= 18
 
 
 def test_a_method_that_is_off_is_found_in_the_measure_in_which_it_is() -> None:
@@ -320,8 +350,10 @@ def test_targets_with_the_same_seeds_are_compared_with_natural_by_whole_seeds() 
     assert leaving_sample(requests, "holdout_acc").runs == 0
 
 
-def followed(seed: int, *, back: float = 0.0, rounds: int = 20, margin: Margin | None = None) -> Comparison:
-    """A null method whose forget accuracy comes back by some points in the last five of twenty rounds."""
+def followed(
+    seed: int, *, back: float = 0.0, rounds: int = 20, margin: Margin | None = None, key: str = "forget_acc"
+) -> Comparison:
+    """A null method one of whose accuracies comes back by some points in the last five of twenty rounds."""
     draw = np.random.default_rng(seed)
     outcomes = []
     again: dict[Any, dict[str, Any]] = {}
@@ -331,7 +363,12 @@ def followed(seed: int, *, back: float = 0.0, rounds: int = 20, margin: Margin |
 
         def path(phase: str, number: int, *, level: float = level) -> list[dict[str, Any]]:
             mean = level + draw.normal(0, 1.5)
-            return [{"round": r, "phase": phase, "forget_acc": mean + draw.normal()} for r in range(1, number + 1)]
+            other = mean - 8 + draw.normal()
+            wobble = draw.normal(size=(number, 2))
+            return [
+                {"round": r, "phase": phase, "forget_acc": mean + one, "holdout_acc": other + two}
+                for r, (one, two) in enumerate(wobble.tolist(), 1)
+            ]
 
         others[target] = [
             {**row("retrained again", LEVELS), "path": path("training", 10), "retrain_seed": 1000 * target + r}
@@ -340,7 +377,7 @@ def followed(seed: int, *, back: float = 0.0, rounds: int = 20, margin: Margin |
         again[target, target] = others[target][0]
         own = path("followed", rounds)
         for point in own[-5:]:
-            point["forget_acc"] += back
+            point[key] += back
         recovered = {**row("recovered", LEVELS), "path": own, **durability(own)}
         rows = (row("retrained", LEVELS), row("unlearned", LEVELS), recovered)
         outcomes.append(Outcome("m", target, target, Path(f"out/seed-{target}/client-{target}/m"), rows))
@@ -352,14 +389,18 @@ def test_durability_is_judged_in_windows_of_five_rounds_of_method_and_retrain() 
     verdict = comparison.methods["m"].durable
     assert verdict is not None
     assert verdict.word == "not durable"
-    assert "differs from Retrain 20 rounds after the stop" in verdict.reason
-    assert verdict.windows["20"].gap == pytest.approx((verdict.windows["10"].gap or 0.0) + 15.0, abs=2.0)
+    assert "forget accuracy differs from Retrain's 20 rounds after the stop" in verdict.reason
+    before = verdict.windows["forget_acc_after_10"].gap
+    assert verdict.windows["forget_acc_after_20"].gap == pytest.approx((before or 0.0) + 15.0, abs=2.0)
+    known = followed(1, back=15.0, key="holdout_acc").methods["m"].durable
+    assert known is not None
+    assert "hold-out accuracy differs from Retrain's 20 rounds after the stop" in known.reason
     stored = json.loads(json.dumps(comparison.to_dict()))
     read = Comparison.read("out", stored).methods["m"]
     assert read.durable == verdict
     assert read.to_dict() == comparison.methods["m"].to_dict()
     assert MethodSummary.read({"method": "m", "durable": {"word": "lasts"}}).durable is None
-    lasting = followed(2, margin=Margin(5.0)).methods["m"].durable
+    lasting = followed(4, margin=Margin(5.0)).methods["m"].durable
     assert lasting is not None
     assert lasting.word == "durable"
 

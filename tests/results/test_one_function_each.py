@@ -193,8 +193,10 @@ def test_paired_differences_have_one_rule() -> None:
     assert Paired(outside, outside).different
     assert not Paired(outside, inside).different
     assert not Paired(inside, outside).different
-    stored = {"mean": 1.0, "low": 0.5, "high": 3.0, "units": 4, "different": True}
-    assert PairedDifference.read(stored) == PairedDifference(1.0, 0.5, 3.0, None, None, 4, different=True)
+    stored = {"mean": 1.0, "low": 0.5, "high": 3.0, "units": 4, "different": True, "p": 0.01}
+    assert PairedDifference.read(stored) == PairedDifference(1.0, 0.5, 3.0, None, None, 4, different=True, p=0.01)
+    older = {key: value for key, value in stored.items() if key != "p"}
+    assert PairedDifference.read(older) == PairedDifference(1.0, 0.5, 3.0, None, None, 4, different=False)
     assert PairedDifference.read({**stored, "low": None}) is None
     assert PairedDifference.read("?") is None
 
@@ -236,7 +238,9 @@ def test_a_verdict_is_printed_as_it_is_stored() -> None:
     assert words.holdout_verdict(row, in_full=True) == "cannot tell: blind: the same test does not catch Original"
     forgotten = {"holdout_verdict": "forgotten within the margin", "holdout_reason": "AUC 0.5; tail untested: few"}
     assert words.holdout_verdict(forgotten) == "forgotten within the margin"
-    assert words.holdout_verdict({"holdout_verdict": "no trace"}, in_full=True) == "no trace", "of older results"
+    older = {"holdout_verdict": "no trace"}
+    assert words.holdout_verdict(older) == "not judged"
+    assert words.holdout_verdict(older, in_full=True) == f"not judged: {words.JUDGE_ANEW}"
     assert words.holdout_verdict({}) == ""
 
 

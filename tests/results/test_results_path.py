@@ -39,12 +39,16 @@ def test_windows_after_the_stop_end_at_their_round_and_hold_five() -> None:
 
 
 def test_the_last_rounds_are_rounds_of_training() -> None:
-    assert last_rounds(PATH)["forget_acc_last"] == 15.5, "the last ten of those that follow"
-    assert last_rounds(PATH)["last_rounds"] == 10
+    whole = last_rounds(PATH)
+    assert (whole["forget_acc_last"], whole["last_rounds"]) == (25.0, 2), "those that follow have windows of their own"
     short = last_rounds(PATH[:5])
     assert (short["forget_acc_last"], short["last_rounds"]) == (25.0, 2), "recovery alone, no unlearning"
     assert last_rounds(PATH[:3]) == {"test_acc_last": 80.0, "forget_acc_last": 5.0, "last_rounds": 1}
     assert last_rounds([]) == {}
+    long = [*points("recovery", 1, *map(float, range(12))), *points("followed", 13, *[99.0] * 20)]
+    assert last_rounds(long)["forget_acc_last"] == 6.5, "up to the stop"
+    bare = [*PATH[:3], *points("followed", 3, *[99.0] * 20)]
+    assert (last_rounds(bare)["forget_acc_last"], last_rounds(bare)["last_rounds"]) == (5.0, 1), "no recovery at all"
     assert last_rounds(points("training", 21, 50.0, 60.0))["forget_acc_last"] == 55.0
 
 
@@ -55,8 +59,9 @@ def test_natural_is_read_after_as_many_rounds_and_over_the_same_window() -> None
     assert at_stop["natural_auc"] == 0.6
     assert at_stop["natural_forget_acc_last"] == 65.0, "rounds 3 and 4, as the method's"
     assert natural_fields(natural, 5.0) == {}, "no number rather than that of another round"
-    assert "natural_forget_acc_last" not in natural_fields(natural, 4.0, PATH)
-    assert "natural_forget_acc_last" not in natural_fields(natural, 4.0, PATH[:6]), "round 5 is missing"
+    assert natural_fields(natural, 4.0, PATH)["natural_forget_acc_last"] == 65.0, "whatever follows the stop"
+    longer = [*PATH[:5], *points("recovery", 5, 40.0)]
+    assert "natural_forget_acc_last" not in natural_fields(natural, 4.0, longer), "round 5 is missing"
     assert natural_fields(natural, None) == {}
 
 

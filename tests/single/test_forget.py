@@ -7,7 +7,9 @@ import copy
 import functools
 import json
 import math
+import re
 import warnings
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,9 @@ def test_a_result_prints_its_table_and_verdict_and_writes_a_page(tmp_path: Path)
     ):
         assert f">{number:.1f}<" in page
     assert page.count("<tr") == 3 + 4 + 3, "two heads and the AUC, four sets, three rates"
+    report = (resources.files("fedquit") / "templates" / "report.html.j2").read_text()
+    (style,) = re.findall(r"<style>(.*?)\{% macro", report, re.DOTALL)
+    assert style in page, "the page has the style of all reports"
     assert result.report(tmp_path / "own.html").name == "own.html"
     json.dumps(result.to_dict(), allow_nan=True)
 

@@ -62,5 +62,18 @@ def auc_bounds(members: Floats, outsiders: Floats, errors: tuple[Floats, Floats]
     return lowest, highest
 
 
+def auc_uncertainty(members: npt.NDArray[np.float16], outsiders: npt.NDArray[np.float16]) -> float:
+    """By how much the AUC of stored scores can be off, at most, because they were rounded to half precision.
+
+    Args:
+        members: their scores as they are stored, (M,).
+        outsiders: theirs, (N,).
+    """
+    wide = members.astype(np.float64), outsiders.astype(np.float64)
+    low, high = auc_bounds(*wide, (rounding_error(members), rounding_error(outsiders)))
+    known = area(*wide).value
+    return max(high - known, known - low)
+
+
 def _finite(scores: Floats) -> Floats:
     return np.nan_to_num(scores, posinf=1e300, neginf=-1e300)

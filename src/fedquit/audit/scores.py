@@ -25,6 +25,7 @@ from fedquit.errors import InputError, NonFiniteError
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+CHUNK = 2**24  # numbers of logits that are worked on at a time, in about ten arrays of float64
 SEQUENCE = -1  # the label of an example that has one for each position
 
 
@@ -113,7 +114,7 @@ def score_examples(model: Model, params: Params, x: Tensor, y: Tensor, batch_siz
 def score_logits(logits: Tensor, y: Tensor) -> Scores:
     """The per-example scores of logits (B, C) or (B, T, C) and labels (B,) or (B, T)."""
     with torch.no_grad():
-        label, *rest = (part.cpu().numpy() for part in _of_logits(_checked(logits), y))
+        label, *rest = (part.cpu().numpy() for part in _of_logits(logits, y))
     return Scores(label.astype(np.int64), *(part.astype(np.float64) for part in rest))
 
 
@@ -159,11 +160,32 @@ def _softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
-def _of_logits(z: Tensor, y: Tensor) -> list[Tensor]:
-    if z.shape[:-1] != y.shape:
-        raise InputError(f"logits of shape {tuple(z.shape)} do not fit labels of shape {tuple(y.shape)}.")
-    if len(y) and not (int(y.min()) >= 0 and int(y.max()) < z.shape[-1]):
-        raise InputError(f"labels run from {int(y.min())} to {int(y.max())}: they must lie in 0 … {z.shape[-1] - 1}.")
+def _of_logits(logits: Tensor, y: Tensor) -> list[Tensor]:
+    if logits.shape[:-1] != y.shape:
+        raise InputError(f"logits of shape {tuple(logits.shape)} do not fit labels of shape {tuple(y.shape)}.")
+    classes = logits.shape[-1]
+    if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
+        raise InputError(f"labels run from {int(y.min())} to {int(y.max())}: they must lie in 0 … {classes - 1}.")
+    rows = max(1, CHUNK // max(classes, 1))  # a language model's logits are too many to be worked on at once
+    if y.numel() <= rows:
+        parts = _of_rows(_checked(logits), y)
+    else:
+        chunks = zip(logits.flatten(0, -2).split(rows), y.flatten().split(rows), strict=True)
+        columns = zip(*(_of_rows(_checked(z), labels) for z, labels in chunks), strict=True)
+        parts = [torch.cat(column).view(y.shape) for column in columns]
+    correct, loss, phi, entropy, modified = parts
+    if y.dim() > 1:
+        label = torch.full((len(y),), SEQUENCE, dtype=torch.int64, device=y.device)
+        phi = _phi_of_mean(phi.flatten(1))
+    else:
+        label = y.long()
+    mean_loss = _over_positions(loss)
+    confidence = (-mean_loss).exp()
+    return [label, *map(_over_positions, (correct, confidence, mean_loss, phi, entropy, modified))]
+
+
+def _of_rows(z: Tensor, y: Tensor) -> list[Tensor]:
+    """For each label: whether it is right, its loss, phi, the entropy and the modified entropy, in float64."""
     phi = z.gather(-1, y.unsqueeze(-1)).squeeze(-1) - _without(z, y)
     loss = _softplus(-phi)
     log_p = z.log_softmax(-1)
@@ -175,17 +197,7 @@ def _of_logits(z: Tensor, y: Tensor) -> list[Tensor]:
     others = torch.log1p(-p.clamp(max=0.5)).scatter(-1, top.unsqueeze(-1), -_softplus(top_phi).unsqueeze(-1))
     wrong = (-p * others).scatter(-1, y.unsqueeze(-1), 0.0).sum(-1)
     modified = torch.sigmoid(-phi) * loss + wrong
-
-    correct = (top == y).double()
-    entropy = -(p * log_p).sum(-1)
-    if y.dim() > 1:
-        label = torch.full((len(y),), SEQUENCE, dtype=torch.int64, device=y.device)
-        phi = _phi_of_mean(phi.flatten(1))
-    else:
-        label = y.long()
-    mean_loss = _over_positions(loss)
-    confidence = (-mean_loss).exp()
-    return [label, *map(_over_positions, (correct, confidence, mean_loss, phi, entropy, modified))]
+    return [(top == y).double(), loss, phi, -(p * log_p).sum(-1), modified]
 
 
 def _phi_of_mean(phi: Tensor) -> Tensor:

@@ -162,12 +162,21 @@ def sign(
     _say(f"{flower_app} is signed; the SHA-256 of its archive is {digest}.")
 
 
-def renew(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of this site's keys.")]) -> None:
+def renew(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of this site's keys.")],
+    if_due: Annotated[bool, typer.Option("--if-due", help="Only after half of the certificate's life.")] = False,
+) -> None:
     """At a site: get the next certificate now. A running node does so by itself after half of a certificate's life."""
     _require_extra()
+    from fedquit.flower.closed.greeting import greet
     from fedquit.flower.closed.site_folder import SiteFolder
 
     site = SiteFolder(folder)
+    if if_due and not site.renewal_due():
+        for problem in greet(site):
+            _say(f"warning: {problem}")
+        _say(f"{site.about['name']} needs no new certificate for now.")
+        return
     site.renew()
     _say(f"{site.about['name']} has a new certificate, valid for {site.seconds_left() / 86_400:.1f} days.")
 

@@ -76,7 +76,7 @@ def _amount(total: int) -> str:
 
 @app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100, cub200 or shakespeare.")],
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100, cub200, shakespeare or sotu.")],
     data_dir: DataDir = None,
     url: Annotated[str, typer.Option(help="Another address of the publisher's file; its checksum must fit.")] = "",
     as_json: AsJson = False,

@@ -8,22 +8,24 @@ The commands that make a federation closed (init, join, enrol, examples, rotate,
 from __future__ import annotations
 
 import json
-import os
-import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedquit.cli import closed_flower
+from fedquit.cli import closed_flower, operate
 from fedquit.cli.screen import PLAIN, AsJson, err
 from fedquit.cli.screen import out as screen
 from fedquit.errors import InputError
+from fedquit.flower.log_lines import log_line
+from fedquit.utils.files import close_to_others, only_owner
 
 if TYPE_CHECKING:
     from fedquit.flower.deploy.keys import Tls
+    from fedquit.flower.deploy.standing import Standing
     from fedquit.flower.deploy.supervision import Plan
 
 app = typer.Typer(help="Unlearning in a real federation, on Flower.", no_args_is_help=True)
@@ -39,14 +41,23 @@ Insecure = Annotated[
 ]
 
 
-def say(line: str) -> None:
-    """Print a line with the time of day."""
-    err.print(f"{time.strftime('%H:%M:%S')} {line}", **PLAIN)
+class LogStyle(StrEnum):
+    """How log lines are written."""
+
+    text = "text"
+    json = "json"
 
 
-def hear(line: str) -> None:
-    """Print a line of another process's log."""
-    err.print(f"         {line}", **PLAIN)
+Logs = Annotated[LogStyle, typer.Option("--log", help="Log lines as text, or as one JSON object a line.")]
+
+
+def log_to_screen(source: str, style: LogStyle = LogStyle.text) -> Callable[[str], None]:
+    """A function that prints a line of a log, with its time."""
+
+    def print_line(line: str) -> None:
+        err.print(log_line(line, source, style.value), **PLAIN)
+
+    return print_line
 
 
 def as_settings(words: list[str]) -> dict[str, str | int | float | bool]:
@@ -90,7 +101,7 @@ def demo(
 
     require_flower()
     with orderly_end():
-        results = shown.run(out, say=say)
+        results = shown.run(out, say=log_to_screen("fedquit"))
     if as_json:
         typer.echo(json.dumps(results))
     else:
@@ -117,26 +128,35 @@ def serve(
         Path | None, typer.Option(help="A closed federation: the folder that `fedquit flower init` made.")
     ] = None,
     app_user: AppUserName = "",
+    until_trained: Annotated[
+        bool, typer.Option("--until-trained", help="End when training is over, instead of staying open.")
+    ] = False,
+    sweep: Annotated[
+        float, typer.Option(help="After training: seconds after which all nodes are asked for requests.", min=1.0)
+    ] = 3600.0,
+    log: Logs = LogStyle.text,
 ) -> None:
-    """Run a SuperLink and see a run through: it is started again after every failure, until it has finished."""
+    """Run a federation: train, then stay open and serve erasure requests until it is stopped."""
     from dataclasses import replace
 
     from fedquit.flower.deploy.environment import require_flower
     from fedquit.flower.deploy.processes import orderly_end
     from fedquit.flower.deploy.service import Link
     from fedquit.flower.deploy.service import serve as run_service
+    from fedquit.flower.deploy.standing import Standing
     from fedquit.flower.deploy.supervision import RUN_BACKOFF, STATE, Plan
     from fedquit.flower.sqlite_wipe import FOLDER
 
     require_flower()
+    standing = Standing(state.resolve(), sweep)
     if project is not None:
-        if member or ca or certificate or key or attach or insecure:
+        if member or ca or certificate or key or insecure:
             raise InputError(
                 "with --project the sites, certificates and addresses are the project's: leave the rest out."
             )
         config = {STATE: str(state.resolve()), **as_settings(settings)}
         plan = Plan(flower_app, config, backoff=replace(RUN_BACKOFF, attempts=attempts))
-        run = _serve_closed(plan, project, state, app_user)
+        run = _serve_closed(plan, project, standing, app_user, log, attach=attach, until_trained=until_trained)
         screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
         return
     members = _members(member)
@@ -146,21 +166,45 @@ def serve(
     link = Link(address, tls, None if insecure else ca, ours=not attach, mode="insecure" if insecure else "secure")
     config = {STATE: str(state.resolve()), **as_settings(settings)}
     plan = Plan(flower_app, config, backoff=replace(RUN_BACKOFF, attempts=attempts))
-    with orderly_end():
-        run = run_service(plan, link, state / FOLDER, members=members, say=say, hear=hear)
+    say, hear = log_to_screen("fedquit", log), log_to_screen("app", log)
+    with only_owner(), orderly_end():
+        close_to_others(state)
+        run = run_service(
+            plan,
+            link,
+            state / FOLDER,
+            members=members,
+            standing=standing,
+            until_trained=until_trained,
+            say=say,
+            hear=hear,
+        )
     screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
 
 
-def _serve_closed(plan: Plan, project: Path, state: Path, app_user: str) -> int:
+def _serve_closed(
+    plan: Plan, project: Path, standing: Standing, app_user: str, log: LogStyle, *, attach: bool, until_trained: bool
+) -> int:
     from fedquit.flower.closed.app_user import AppUser
     from fedquit.flower.closed.project import Project
     from fedquit.flower.closed.service import serve as serve_closed
     from fedquit.flower.deploy.processes import orderly_end
 
-    os.umask(0o077)
     user = AppUser.named(app_user) if app_user else None
-    with orderly_end():
-        return serve_closed(plan, Project.open(project), state, app_user=user, say=say, hear=hear)
+    say, hear = log_to_screen("fedquit", log), log_to_screen("app", log)
+    with only_owner(), orderly_end():
+        close_to_others(standing.state)
+        return serve_closed(
+            plan,
+            Project.open(project),
+            standing.state,
+            app_user=user,
+            attach=attach,
+            standing=standing,
+            until_trained=until_trained,
+            say=say,
+            hear=hear,
+        )
 
 
 def _tls(ca: Path | None, certificate: Path | None, key: Path | None) -> Tls:
@@ -192,6 +236,7 @@ def node(
         Path | None, typer.Option(help="A site of a closed federation: the folder that `fedquit flower join` made.")
     ] = None,
     app_user: AppUserName = "",
+    log: Logs = LogStyle.text,
 ) -> None:
     """Run a SuperNode and start it again when it ends; Ctrl-C stops it."""
     from fedquit.flower.deploy.commands import Node
@@ -204,7 +249,7 @@ def node(
     if site is not None:
         if superlink or ca or key or insecure:
             raise InputError("with --site the server, its authority and the keys are the site's: leave the rest out.")
-        _run_site(site, home, as_settings(settings), app_user)
+        _run_site(site, home, as_settings(settings), app_user, log)
         return
     if not superlink:
         raise InputError("give --site with the folder of a closed federation's site, or --superlink with host:port.")
@@ -213,20 +258,26 @@ def node(
     own = None if insecure or key is None else NodeKey(_file(key), key.with_name(f"{key.name}.pub"))
     config: dict[str, Any] = {"fedquit-home": str(home.resolve()), **as_settings(settings)}
     made = Node(name, free_ports(1)[0], config, own)
-    with orderly_end():
+    say = log_to_screen("fedquit", log)
+    with only_owner(), orderly_end():
+        close_to_others(home)
         run_node(made, superlink, None if insecure or ca is None else _file(ca), home / "flower", say=say)
 
 
-def _run_site(site: Path, home: Path, settings: dict[str, str | int | float | bool], app_user: str) -> None:
+def _run_site(
+    site: Path, home: Path, settings: dict[str, str | int | float | bool], app_user: str, log: LogStyle
+) -> None:
     from fedquit.flower.closed.app_user import AppUser
     from fedquit.flower.closed.service import SiteRun, run_site
     from fedquit.flower.closed.site_folder import SiteFolder
     from fedquit.flower.deploy.processes import orderly_end
 
-    os.umask(0o077)
     user = AppUser.named(app_user) if app_user else None
-    with orderly_end():
-        run_site(SiteRun(SiteFolder(site), home, settings, user), say=say)
+    with only_owner(), orderly_end():
+        close_to_others(site)
+        close_to_others(home)
+        run_site(SiteRun(SiteFolder(site), home, settings, user), say=log_to_screen("fedquit", log))
 
 
 closed_flower.add_to(app)
+operate.add_to(app)

@@ -119,14 +119,20 @@ def show(
     screen.print(table)
     total = sum(line["bytes"] for line in lines)
     screen.print(f"{len(lines)} models, {total / 1e6:.1f} MB, all of them whole.", **PLAIN)
+    off = [line["auc_off"] for line in lines if line["auc_off"] is not None]
+    if off:
+        screen.print(f"Half precision moves an AUC of forget data by at most {max(off):.5f}.", **PLAIN)
 
 
 def _line(bundle: Bundle, reference: Reference) -> dict[str, Any]:
     """What is shown of a model; its scores are read, and so checked."""
+    from fedquit.audit.half_precision import auc_uncertainty
     from fedquit.results.bundles import target_name
     from fedquit.results.schema import number
 
-    _ = reference.scores
+    scores = reference.scores
+    forget = scores.get("forget")
+    outsiders = scores.get("holdout", scores.get("test"))
     last = next(iter(reference.rows.values()))[-1]
     retrain = reference.role == "retrained"
     folder = reference.file.parent
@@ -140,6 +146,7 @@ def _line(bundle: Bundle, reference: Reference) -> dict[str, Any]:
         "recorded": len(next(iter(reference.rows.values()))),
         "test_acc": number(last.get("test_acc")),
         "forget_acc": number(last.get("forget_acc")) if retrain else None,
+        "auc_off": auc_uncertainty(forget["phi"], outsiders["phi"]) if forget and outsiders else None,
         "bytes": reference.file.stat().st_size + reference.scores_file.stat().st_size,
         "key": None if reference.key is None else vars(reference.key),
         "training_hash": reference.stored.get("training_hash"),

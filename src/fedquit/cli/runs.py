@@ -408,7 +408,8 @@ def short_table(title: str, lines: Sequence[MethodSummary]) -> Table:
         for verdict, number in line.holdout_verdicts.items():
             word = verdict.partition(":")[0].removesuffix(" within the margin")
             words[word] = words.get(word, 0) + number
-        held = ", ".join(f"{number:g} {word}" for word, number in words.items())
+        ordered = sorted(words, key=lambda word: -words[word])
+        held = ", ".join(f"{words[word]:g} {word}" for word in ordered)
         table.add_row(escape(line.method), judged.word if judged else untested, *gaps, held)
     return table
 
@@ -585,7 +586,7 @@ def _print_holdout_verdicts(lines: Sequence[MethodSummary]) -> None:
 
 
 def _print_paired(lines: Sequence[MethodSummary]) -> None:
-    """Whose gap in forget accuracy is larger than that of the first method, target by target."""
+    """Whose gap in forget accuracy is larger than that of the first method, target by target; Holm over methods."""
     first = next((line.method for line in lines if line.phase == "recovered" and line.runs), "")
     for line in lines:
         pair = line.against_first.get("forget_acc")
@@ -625,7 +626,8 @@ def _print_references(lines: Sequence[MethodSummary]) -> None:
     screen.print(
         "retain, test: p on these data; U-LiRA right: with Student's 95 % interval over models, 50 % is chance;"
     )
-    screen.print("epsilon: 95 % lower bound (its ceiling); exposed: samples remembered/over-unlearned of all.")
+    screen.print("epsilon: 95 % lower bound (its ceiling); exposed: samples remembered/over-unlearned of all, each")
+    screen.print("target and method by itself.")
     table = Table(title="Attacks on the first model, (Retrain in its place); F is descriptive", **LOOK)
     table.add_column("method", no_wrap=True)
     for head in _MANY:

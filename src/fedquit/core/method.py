@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from fedquit.core.fedavg import fedavg
+from fedquit.core.params import statistics_of
 from fedquit.core.types import ClientId, Federation, Memory, Params, Reply, Request, State, Task, Trained, Training
 from fedquit.errors import InputError, RequestError
 from fedquit.utils.names import unknown
@@ -75,6 +76,8 @@ class Method(ABC):
     at_home: ClassVar[tuple[str, ...]] = ()  # what its clients keep in their own memory
     recovers: ClassVar[bool] = True  # whether ordinary training follows; retraining needs none
     knobs: ClassVar[tuple[Knob, ...]] = ()  # which fields set how strongly it unlearns: what a study sweeps
+    recalibrates: ClassVar[bool] = True  # whether BatchNorm's statistics are measured anew after its last round
+    refuses_statistics: ClassVar[str] = ""  # why it cannot serve a model with BatchNorm, as a half-sentence
     training_fields: ClassVar[tuple[str, ...] | None] = None  # which fields its hooks into training read; None: all
 
     def check(self, request: Request) -> None:
@@ -177,6 +180,20 @@ class Method(ABC):
 def is_of(key: str, clients: Iterable[ClientId]) -> bool:
     """Whether what lies under a key is of one of these clients: its last part is the client's number."""
     return key.rpartition("/")[2] in {str(c) for c in clients}
+
+
+def require_covered(method: Method, params: Params) -> None:
+    """Refuse a model with BatchNorm's running statistics where the method cannot treat them.
+
+    Args:
+        method: that will serve requests.
+        params: of the model.
+    """
+    if method.refuses_statistics and statistics_of(params):
+        raise InputError(
+            f"{type(method).__name__} cannot serve a model with BatchNorm: {method.refuses_statistics}; use GroupNorm, "
+            "or another method, such as fedquit."
+        )
 
 
 def require_whole_clients(request: Request, method: str, why: str) -> None:

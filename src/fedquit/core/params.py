@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algebra on parameters. The functions are pure: they change none of their arguments in place."""
+"""Algebra on parameters. The functions are pure: they change none of their arguments in place.
+
+BatchNorm's running statistics travel among the parameters, under the names that torch gives them. They are no weights:
+no gradient moves them, they are averaged like weights, and differences, sums and lengths of updates leave them out.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedquit.core.types import Params, Reply
+from fedquit.core.types import STATISTICS, Params, Reply
 from fedquit.errors import InputError, NoExamplesError, NonFiniteError, RepliesDifferError
+
+
+def is_statistic(name: str) -> bool:
+    """Return whether a tensor of this name is a running statistic, which no gradient moves."""
+    return name.rpartition(".")[2] in STATISTICS
+
+
+def weights_of(a: Params) -> Params:
+    """Return the parameters that gradients move; `a` itself where there are no others."""
+    return {n: p for n, p in a.items() if not is_statistic(n)} if any(map(is_statistic, a)) else a
+
+
+def statistics_of(a: Params) -> Params:
+    """Return BatchNorm's running statistics, of most models none."""
+    return {n: p for n, p in a.items() if is_statistic(n)}
 
 
 def mean(replies: Iterable[Reply]) -> Params:
@@ -50,17 +69,18 @@ def mix(a: Params, b: Params, weight: float) -> Params:
 
 
 def add(a: Params, b: Params, scale: float | Tensor = 1.0) -> Params:
-    """Return a + scale * b; the result has the names of `a`."""
-    return {n: p + scale * b[n] for n, p in a.items()}
+    """Return a + scale * b; the result has the names of `a`, and its running statistics."""
+    return {n: p if is_statistic(n) else p + scale * b[n] for n, p in a.items()}
 
 
 def sub(a: Params, b: Params) -> Params:
-    """Return a - b; the result has the names of `a`."""
-    return {n: p - b[n] for n, p in a.items()}
+    """Return a - b; the result has the names of `a`, without running statistics."""
+    return {n: p - b[n] for n, p in weights_of(a).items()}
 
 
 def foreach_sub(a: Params, b: Params) -> Params:
-    """A - b by one kernel for many tensors: for a server with large models, and never inside `vmap`."""
+    """A - b, as `sub`, by one kernel for many tensors: for a server with large models, and never inside `vmap`."""
+    a = weights_of(a)
     return _foreach(torch._foreach_sub, a, [b[name] for name in a])
 
 
@@ -79,12 +99,12 @@ def _foreach(operation: Callable[..., Sequence[Tensor]], a: Params, other: Seque
 
 
 def dot(a: Params, b: Params) -> Tensor:
-    """Return the inner product over all parameters."""
-    return torch.stack([(p * b[n]).sum() for n, p in a.items()]).sum()
+    """Return the inner product over all weights."""
+    return torch.stack([(p * b[n]).sum() for n, p in weights_of(a).items()]).sum()
 
 
 def norm(a: Params) -> Tensor:
-    """Return the Euclidean norm over all parameters."""
+    """Return the Euclidean norm over all weights."""
     return dot(a, a).sqrt()
 
 

@@ -32,6 +32,7 @@ Memory = MutableMapping[str, Params]  # what a server or a client keeps between 
 Split = Literal["all", "forget", "retain"]
 
 SERVER: ClientId = -1  # the server's own public data, for methods that need such data
+STATISTICS = ("running_mean", "running_var")  # the last parts of the names of BatchNorm's statistics in `Params`
 RECEIVED = "received"  # the name of the model as a client received it, in all parts of a program
 
 
@@ -164,8 +165,9 @@ class Task(ABC):
         remember: the name under which the client keeps its answer in its own memory; "" keeps
             nothing.
         needs: names from the client's own memory that are added to `sent`, where they exist.
-        augments: whether the task trains on augmented examples: training and recovery do, and what
-            unlearns on data to forget does not.
+        augments: whether the task trains as ordinary training does: on augmented examples, with
+            dropout, and with BatchNorm's batch statistics. Training and recovery do, and what
+            unlearns on data to forget does not: it sees the network as it is evaluated.
         opposes_training: whether the task undoes what training on the same data does, so that an
             honest answer never moves the model as the client's own training did.
     """
@@ -263,8 +265,8 @@ class Measurement(Task):
         """
 
     def zeros(self, sent: Sent) -> Params:
-        """Return zeros with the names, shapes and types of the mean: by default those of the parameters."""
-        return {n: torch.zeros_like(p) for n, p in self.begin(sent).items()}
+        """Return zeros with the names, shapes and types of the mean: by default those of the weights."""
+        return {n: torch.zeros_like(p) for n, p in self.begin(sent).items() if n.rpartition(".")[2] not in STATISTICS}
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
         raise InputError(f"{type(self).__name__} is a measurement: it has no loss to train on.")

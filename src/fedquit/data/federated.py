@@ -35,6 +35,8 @@ class Dataset:
         classes: the number of classes, C; labels run from 0 to C - 1.
         look: how stored examples are preprocessed and augmented, such as `Pixels` for images of
             bytes.
+        owner: whose each training example is, `(N,)`, for the partition `owner`; None where nobody
+            knows.
 
     Raises:
         InputError: for shapes, types, labels or numbers that do not fit together.
@@ -46,8 +48,13 @@ class Dataset:
     test_y: Tensor
     classes: int
     look: Preprocessing = AS_STORED
+    owner: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.owner is not None and self.owner.shape != (len(self.y),):
+            raise InputError(
+                f"owners have shape {tuple(self.owner.shape)}: give one for each of {len(self.y)} examples."
+            )
         for part, x, y in (("training", self.x, self.y), ("test", self.test_x, self.test_y)):
             if len(x) != len(y):
                 raise InputError(f"the {part} set has {len(x)} examples but {len(y)} labels: give one label for each.")

@@ -300,10 +300,11 @@ def _unpack(archive: Path, source: Source, folder: Path, progress: Progress) -> 
                 progress("unpacking", packed.tell(), archive.stat().st_size)
                 if _wanted(member, source, archive):
                     tar.extract(member, hidden, filter="data")
-        if not source.place(hidden).exists():
-            raise InputError(f"{archive} holds no {source.entry}: it is another file; delete it and get it again.")
+        entry = source.inside or source.entry
+        if not (hidden / entry).exists():
+            raise InputError(f"{archive} holds no {entry}: it is another file; delete it and get it again.")
         os.sync()  # thousands of files at once; the rename must not reach the disk before them
-        source.place(hidden).rename(source.place(folder))
+        (hidden / entry).rename(source.place(folder))
         files.flush_folder(folder)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise InputError(f"{archive} cannot be unpacked ({error}): delete it and get it again.") from error
@@ -316,4 +317,4 @@ def _wanted(member: tarfile.TarInfo, source: Source, archive: Path) -> bool:
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or not (member.isreg() or member.isdir()):
         raise InputError(f"{archive} holds {member.name!r}, which is no plain file below it: nothing was unpacked.")
-    return path.parts[:1] == (source.entry,)
+    return path.parts[:1] == (source.inside or source.entry,)

@@ -29,7 +29,14 @@ class Partition(Protocol):
     """One way to divide the examples; each takes from the options what concerns it."""
 
     def __call__(
-        self, labels: Tensor, clients: int, rng: np.random.Generator, *, alpha: float, file: str | Path | None
+        self,
+        labels: Tensor,
+        clients: int,
+        rng: np.random.Generator,
+        *,
+        alpha: float,
+        file: str | Path | None,
+        owner: Tensor | None = None,
     ) -> dict[ClientId, Tensor]:
         """Return the sorted positions of every client's examples.
 
@@ -39,6 +46,7 @@ class Partition(Protocol):
             rng: draws whatever is random.
             alpha: of the Dirichlet distribution, for `lda`.
             file: the JSON file, for `file`.
+            owner: whose each example is, `(N,)`, for `owner`; None where the data set does not say.
         """
 
 
@@ -93,6 +101,18 @@ def _cuts(proportions: NDArray[np.float64], sizes: Positions) -> Positions:
     counts = np.rint(proportions * sizes[:, None]).astype(np.int64)
     cuts: Positions = np.minimum(counts.cumsum(axis=1), sizes[:, None])
     return cuts
+
+
+def by_owner(
+    labels: Tensor, clients: int, rng: np.random.Generator, *, owner: Tensor | None = None, **_: object
+) -> dict[ClientId, Tensor]:
+    """Each owner of the data set is a client, such as a speaker of a text."""
+    if owner is None:
+        raise InputError("partition 'owner' needs data whose owners are known: take another partition, such as iid.")
+    owners = owner.unique().tolist()
+    if len(owners) != clients:
+        raise InputError(f"the data has {len(owners)} owners, not {clients}: set data.clients to {len(owners)}.")
+    return _by_client([np.flatnonzero(owner.numpy() == one) for one in owners])
 
 
 def from_file(
@@ -169,4 +189,4 @@ def _by_client(parts: list[Positions]) -> dict[ClientId, Tensor]:
     return {k: torch.from_numpy(np.sort(part).astype(np.int64)) for k, part in enumerate(parts)}
 
 
-PARTITIONS: dict[str, Partition] = {"iid": iid, "lda": lda, "chunks": chunks, "file": from_file}
+PARTITIONS: dict[str, Partition] = {"iid": iid, "lda": lda, "chunks": chunks, "file": from_file, "owner": by_owner}

@@ -14,6 +14,7 @@ from fedquit.data.catalog import (
     CIFAR100_SOURCE,
     CUB200_SOURCE,
     SHAKESPEARE_SOURCE,
+    SOTU_SOURCE,
     Progress,
     Source,
     no_progress,
@@ -23,6 +24,7 @@ from fedquit.data.cub import Birds, check_birds, cub200
 from fedquit.data.federated import Dataset
 from fedquit.data.fetch import fetch
 from fedquit.data.shakespeare import check_text, shakespeare
+from fedquit.data.speakers import ADDRESSES, check_addresses, sotu
 from fedquit.errors import InputError
 from fedquit.utils.names import lookup
 
@@ -66,6 +68,7 @@ PUBLISHED: dict[str, Published] = {
     "cifar100": Published(CIFAR100_SOURCE, cifar100, partial(check_cifar, CIFAR100)),
     "cub200": Published(CUB200_SOURCE, cub200, partial(check_birds, Birds())),
     "shakespeare": Published(SHAKESPEARE_SOURCE, shakespeare, partial(check_text, SHAKESPEARE_SOURCE)),
+    "sotu": Published(SOTU_SOURCE, sotu, partial(check_addresses, SOTU_SOURCE, ADDRESSES)),
 }
 
 

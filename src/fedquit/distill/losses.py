@@ -14,7 +14,9 @@ are never clipped.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedquit.distill.virtual_teacher import at_least_single, teach
@@ -81,4 +83,84 @@ def distillation_loss(
     """
     virtual = teach(teacher, global_logits.detach(), labels, u, v=v, tau=tau, k=k)
     losses = LOSSES[loss](virtual, student_logits)
+    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+
+LARGE = 2**24  # numbers of logits that are worked on at once, at most
+CHUNK = 2**22  # of larger ones, those that are worked on at a time
+
+
+class _RowByRow(torch.autograd.Function):
+    """Losses of rows of logits, some rows at a time; the gradient is taken at once, so that no chunk is remembered."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, losses_of: Callable[[Tensor, slice], Tensor], rows: int) -> Tensor:  # noqa: ANN401
+        wide = at_least_single(logits[:0]).dtype
+        ctx.gradient = torch.empty(logits.shape, dtype=wide, device=logits.device)
+        ctx.given = logits.dtype
+        losses = torch.empty(len(logits), dtype=wide, device=logits.device)
+        for begin in range(0, len(logits), rows):
+            at = slice(begin, begin + rows)
+            part = logits[at].detach().requires_grad_()
+            with torch.enable_grad():
+                some = losses_of(part, at)
+                (ctx.gradient[at],) = torch.autograd.grad(some.sum(), part)
+            losses[at] = some.detach()
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        gradient: Tensor = ctx.gradient.mul_(upstream[0].unsqueeze(-1))
+        return gradient.to(ctx.given), None, None
+
+
+def distillation_in_chunks(
+    student_logits: Tensor,
+    global_logits: Tensor,
+    labels: Tensor,
+    u: Tensor,
+    *,
+    teacher: str,
+    loss: str,
+    v: float,
+    tau: float,
+    k: int,
+    large: int = LARGE,
+    chunk: int = CHUNK,
+) -> Tensor:
+    """As `distillation_loss`, in little more memory than the logits and their gradient where these are large.
+
+    The logits of a language model are (B, T, vocabulary), and the loss on all of them at once needs about eight copies.
+    Up to `large` numbers are computed as `distillation_loss` does; beyond, the gradient can be taken once.
+
+    Args:
+        student_logits: `(B, C)`, or `(B, T, C)` for sequences.
+        global_logits: the global model's logits, of the same shape.
+        labels: the true classes, `(B,)` or `(B, T)`.
+        u: uniform numbers in [0, 1) of the labels' shape.
+        teacher: a name from `fedquit.distill.TEACHERS`.
+        loss: a name from `LOSSES`.
+        v: the true logit of the teacher `fixed`.
+        tau: the temperature of the teacher `temperature`.
+        k: how many classes the teacher `topk` keeps.
+        large: how many numbers of logits to work on at once, at most.
+        chunk: how many of larger ones to work on at a time.
+
+    Returns:
+        The losses, `(B,)`; of a sequence, the mean over its T positions.
+    """
+    if student_logits.numel() <= large:
+        return distillation_loss(
+            student_logits, global_logits, labels, u, teacher=teacher, loss=loss, v=v, tau=tau, k=k
+        )  # fmt: skip
+    flat_teacher = global_logits.detach().flatten(0, -2)
+    flat_labels, flat_u = labels.flatten(), u.flatten()
+
+    def losses_of(part: Tensor, at: slice) -> Tensor:
+        virtual = teach(teacher, flat_teacher[at], flat_labels[at], flat_u[at], v=v, tau=tau, k=k)
+        return LOSSES[loss](virtual, part)
+
+    rows = max(1, chunk // student_logits.shape[-1])
+    flat: Tensor = _RowByRow.apply(student_logits.flatten(0, -2), losses_of, rows)  # type: ignore[no-untyped-call]
+    losses = flat.view(labels.shape)
     return losses.flatten(1).mean(1) if losses.ndim > 1 else losses

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedquit.distill.batches import Batches, Collate, Data, Forward, Labels, Reader, mapped, refuse_probabilities
-from fedquit.distill.losses import LOSSES, distillation_loss
+from fedquit.distill.losses import LOSSES, distillation_in_chunks
 from fedquit.distill.stepping import NewOptimizer, Steps, new_optimizer
 from fedquit.distill.virtual_teacher import check_labels, checked_options
 from fedquit.errors import InputError, NonFiniteError
@@ -44,6 +44,11 @@ class Step:
     step: int
     epoch: float | None
     loss: float
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether a pass over the data is over with this step; False where the data does not know its length."""
+        return self.epoch is not None and self.epoch > 0 and self.epoch.is_integer()
 
 
 def unlearn(
@@ -69,6 +74,7 @@ def unlearn(
     device: torch.device | str | None = None,
     callback: Callback | None = None,
     progress: bool = False,
+    share_frozen: bool = False,
     **teacher_options: float,
 ) -> nn.Module:
     """Return a copy of the model that has forgotten the data; the given model is left as it is.
@@ -108,6 +114,8 @@ def unlearn(
             parameters are.
         callback: is told of each step; when it returns True, that step was the last.
         progress: show a bar with the time left.
+        share_frozen: whether frozen parameters share memory with the given model's, so that a large model with
+            adapters is not copied; whoever then changes the one in place, changes the other.
         teacher_options: `v` of the teacher `fixed`, `tau` of `temperature`, `k` of `topk`.
 
     Returns:
@@ -128,8 +136,9 @@ def unlearn(
     generator = torch.Generator().manual_seed(seed)
     batches = Batches(data, epochs, batch_size, generator, collate)
     reader = Reader(model, forward=forward, labels=labels, shift=shift, class_dim=class_dim, ignore_index=ignore_index)
-    original = copied(model, place).eval()
-    student = learner(copied(model, place), norm=norm, dropout=dropout)
+    student = copied(model, place, share_frozen=share_frozen)
+    original = copied(student, place, share_frozen=True).eval()
+    student = learner(student, norm=norm, dropout=dropout)
     steps = Steps(student, make)
 
     def losses_of(batch: object) -> Tensor | None:
@@ -151,13 +160,13 @@ def unlearn(
             refuse_probabilities(global_logits)
         logits = student_logits(reader, student, inputs)
         logits = logits if kept is None else logits[kept]
-        return distillation_loss(logits, global_logits, targets, u, teacher=teacher, loss=loss, **settings)
+        return distillation_in_chunks(logits, global_logits, targets, u, teacher=teacher, loss=loss, **settings)
 
     take_steps(
         steps, losses_of, batches, student, seed=seed, place=place, autocast=autocast, callback=callback,
         title="Unlearning" if progress else "",
     )  # fmt: skip
-    if not all(weight.isfinite().all() for weight in (*student.parameters(), *student.buffers())):
+    if not is_finite(student):
         raise NonFiniteError(f"the student's weights are no longer finite after unlearning with lr={lr}: lower it.")
     return as_given(student, model)
 
@@ -192,7 +201,7 @@ def place_of(model: nn.Module, device: torch.device | str | None = None) -> torc
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError("the model is a TorchScript module, whose parameters cannot be copied: give the nn.Module.")
     if device is None:
-        return next((p.device for p in model.parameters()), CPU)
+        return next((p.device for p in model.parameters() if not p.is_meta), CPU)
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
@@ -201,11 +210,40 @@ def place_of(model: nn.Module, device: torch.device | str | None = None) -> torc
     return place
 
 
-def copied(model: nn.Module, place: torch.device) -> nn.Module:
-    """A copy of a module on a device, without gradients."""
-    copy_of = copy.deepcopy(model).to(place)
-    copy_of.zero_grad(set_to_none=True)
+def copied(model: nn.Module, place: torch.device, *, share_frozen: bool = False) -> nn.Module:
+    """A copy of a module on a device, without gradients.
+
+    Args:
+        model: the module. Parameters that lie elsewhere for the time being (meta tensors of an offloaded model) are
+            left to whoever put them there.
+        place: the device.
+        share_frozen: whether parameters that are frozen, and on the device already, share memory with the module's.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(tensor.device == place or tensor.is_meta for tensor in tensors):
+        copy_of = copy.deepcopy(model, _frozen_shared(model) if share_frozen else {})
+    else:
+        copy_of = copy.deepcopy(model).to(place)
+    for parameter in copy_of.parameters():
+        if parameter.requires_grad or not share_frozen:
+            parameter.grad = None
     return copy_of
+
+
+def _frozen_shared(model: nn.Module) -> dict[int, Any]:
+    """What `deepcopy` takes in place of frozen parameters: others over the same memory, which `.to()` leaves alone."""
+    shared: dict[int, Any] = {}
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            plain = type(parameter) is nn.Parameter
+            shared[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False) if plain else parameter
+    return shared
+
+
+def is_finite(model: nn.Module) -> bool:
+    """Whether all that can have changed is finite: trainable parameters, and buffers."""
+    moving = [*(p for p in model.parameters() if p.requires_grad), *model.buffers()]
+    return all(bool(tensor.isfinite().all()) for tensor in moving if not tensor.is_meta)
 
 
 def learner(model: nn.Module, *, norm: str, dropout: bool) -> nn.Module:
@@ -229,7 +267,9 @@ def learner(model: nn.Module, *, norm: str, dropout: bool) -> nn.Module:
 
 def as_given(student: nn.Module, model: nn.Module) -> nn.Module:
     """A student without gradients, in the modes of the model it was copied from."""
-    student.zero_grad(set_to_none=True)
+    for parameter in student.parameters():
+        if parameter.requires_grad:
+            parameter.grad = None
     for one, given in zip(student.modules(), model.modules(), strict=True):
         one.training = given.training
     return student

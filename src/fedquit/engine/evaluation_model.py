@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedquit.core import Model, Params
+from fedquit.core.projection import Projection, projection_of
 from fedquit.engine.cuda.gradient_buffer import GradientBuffer
 from fedquit.engine.cuda.ops import CudaOps, kernels_available
 from fedquit.engine.precision import Precision, computing, on_gpu
@@ -39,11 +40,19 @@ class Bfloat16Model:
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return the logits, in float32."""
-        low = next((copy for original, copy in self.copies if original is params), None)
-        if low is None:
-            low = {n: p.to(torch.bfloat16) for n, p in params.items()}
+        low = self._low(params)
         with CudaOps(self.gradient_buffer) if self.use_kernels else contextlib.nullcontext():
             return self.model(low, x).float()
+
+    def projection(self, params: Params, x: Tensor) -> Projection | None:
+        """Return the factors of the logits where the network tells them, in bfloat16."""
+        low = self._low(params)
+        with CudaOps(self.gradient_buffer) if self.use_kernels else contextlib.nullcontext():
+            return projection_of(self.model, low, x)
+
+    def _low(self, params: Params) -> Params:
+        low = next((copy for original, copy in self.copies if original is params), None)
+        return {n: p.to(torch.bfloat16) for n, p in params.items()} if low is None else low
 
 
 @dataclass(frozen=True)

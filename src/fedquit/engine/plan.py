@@ -43,11 +43,48 @@ def fixed_uniforms(positions: Tensor, seed: int, label_shape: Sequence[int] = ()
     """Uniform numbers in [0, 1) that belong to examples: a hash of position and seed, the same in whatever order."""
     labels = math.prod(label_shape)
     keys = positions.unsqueeze(-1) * labels + torch.arange(labels, device=positions.device)
-    mixed = keys * 0x1E3779B97F4A7C15 + seed
-    for _ in range(3):  # multiply and fold, until every bit depends on every bit; products wrap around
+    return _uniform(_mixed(keys * _SPREAD + seed)).reshape(len(positions), *label_shape)
+
+
+def step_key(seed: Tensor, step: int | Tensor) -> Tensor:
+    """The key of one step of a client, from which the random numbers inside its network follow.
+
+    Args:
+        seed: of the client's task (`Address.seed_for`), int64, (...,).
+        step: from 0; as a tensor, whatever it holds when a captured graph runs.
+    """
+    number = torch.as_tensor(step, device=seed.device) + 1
+    return _mixed(_mixed(seed) + number * _SPREAD)
+
+
+def network_uniforms(key: Tensor, call: int, shape: Sequence[int]) -> Tensor:
+    """Uniform numbers in [0, 1) for one random operation inside a network, such as a dropout.
+
+    A number depends on its place in the flattened tensor. Where the batch comes first, a padded batch gets for its
+    examples the numbers that it would get without padding.
+
+    Args:
+        key: of the client's step, ().
+        call: the number of the operation within the step.
+        shape: of the tensor.
+    """
+    places = torch.arange(math.prod(shape), device=key.device).reshape(tuple(shape))
+    return _uniform(_mixed(places * _SPREAD + _mixed(key + call)))
+
+
+_SPREAD = 0x1E3779B97F4A7C15
+
+
+def _mixed(mixed: Tensor) -> Tensor:
+    """Multiply and fold, until every bit depends on every bit; products wrap around."""
+    for _ in range(3):
         mixed = (mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)) * 0x3F58476D1CE4E5B9
+    return mixed
+
+
+def _uniform(mixed: Tensor) -> Tensor:
     bits = (mixed >> 11) & 0xFFFFFF  # as many as a float32 holds
-    return (bits / float(1 << 24)).reshape(len(positions), *label_shape)
+    return bits / float(1 << 24)
 
 
 def _parts(whole: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:

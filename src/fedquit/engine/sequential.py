@@ -29,12 +29,14 @@ from fedquit.core import (
     Step,
     Task,
 )
+from fedquit.core.params import statistics_of, weights_of
 from fedquit.core.types import RECEIVED, examples_used, is_monitored
 from fedquit.data.federated import FederatedData
 from fedquit.engine.api import Ask, ClientIndices, Examples, LocalResult, client_memory, make_reply
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
-from fedquit.engine.plan import make_plan, measuring_plan
+from fedquit.engine.plan import make_plan, measuring_plan, step_key
 from fedquit.engine.precision import Precision, computing
+from fedquit.engine.training import TrainingModel, measuring, training_form
 from fedquit.errors import InputError
 from fedquit.utils.names import lookup
 
@@ -115,14 +117,18 @@ def run_client(model: Model, task: Task, mine: Examples, sent: Sent, seed: int) 
     with torch.no_grad():
         sent = task.prepare(model, sent)
     probe = torch.Generator().manual_seed(plan.curvature_seed)
-    params = task.begin(sent)
+    begun = task.begin(sent)
+    params = weights_of(begun)
+    statistics = statistics_of(begun)
+    form = training_form(model) if task.augments else None
     slots = {s: {n: torch.zeros_like(p) for n, p in params.items()} for s in optimizer.slots}
-    watched = task.monitor_start(params) if monitored else {}
+    watched = task.monitor_start(begun) if monitored else {}
     losses = []
     for t, (positions, noise) in enumerate(zip(plan.steps, plan.noise, strict=True), start=1):
         batch = mine.batch(positions, noise, plan.variation[t - 1] if draws else None)
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}  # a hook may have returned `sent`
-        loss = task.loss(model, leaves, sent, batch).mean()
+        network = model if form is None else _in_step(model, form, seed, t, mine.y.device)
+        loss = task.loss(network, {**leaves, **statistics} if statistics else leaves, sent, batch).mean()
         gradient = _gradient(loss, leaves, create_graph=optimizer.wants_curvature)
         curvature = _hessian_diagonal(gradient, leaves, probe) if optimizer.wants_curvature else None
         with torch.no_grad():
@@ -130,17 +136,27 @@ def run_client(model: Model, task: Task, mine: Examples, sent: Sent, seed: int) 
             signal = Signal(t, clipped({n: g.detach() for n, g in gradient.items()}, task.local), curvature)
             new, slots = optimizer.step(params, slots, signal, task.local)
             params = task.after_step(new, params, sent)
+        if isinstance(network, TrainingModel):
+            statistics = {n: network.statistics.get(n, s) for n, s in statistics.items()}
         losses.append(loss.detach())
         if monitored:
-            watched = task.monitor(watched, _step(t, losses[-1], len(positions), len(mine.y), task), params)
+            taken = _step(t, losses[-1], len(positions), len(mine.y), task)
+            watched = task.monitor(watched, taken, {**params, **statistics})
             if bool(watched["halted"]):
                 break
     efforts: tuple[Effort, ...] = ()
+    params = {**params, **statistics}
     if monitored:
         params = task.monitor_end(watched, params)
         efforts = (Effort(len(mine.y), len(losses)),)
     mean_loss = float(torch.stack(losses).mean()) if losses else float("nan")
     return LocalResult(params, task.answer(params, sent), task.keep(params, sent), mean_loss, efforts)
+
+
+def _in_step(model: Model, form: Model, seed: int, number: int, device: torch.device) -> TrainingModel:
+    """Return the network in the step of that number, from 1."""
+    key = step_key(torch.tensor(seed, device=device), number - 1)
+    return TrainingModel(model, form, key)
 
 
 def _step(number: int, loss: Tensor, batch: int, examples: int, task: Task) -> Step:
@@ -156,6 +172,7 @@ def _step(number: int, loss: Tensor, batch: int, examples: int, task: Task) -> S
 def _measure(model: Model, task: Measurement, mine: Examples, sent: Sent, seed: int) -> LocalResult:
     """Average the task's statistic over the examples, in one pass."""
     count = len(mine.y)
+    model = measuring(model)
     plan = measuring_plan(count, task.local, seed, mine.y.shape[1:])
     with torch.no_grad():
         sent = task.prepare(model, sent)

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from fedquit.core import ClientId, Memory, Model, Params, Reply, Sent, Split
+from fedquit.core.projection import Projection, projection_of
 from fedquit.data.federated import FederatedData
 from fedquit.engine.api import Ask, Examples, LocalResult, client_memory, make_reply
 from fedquit.engine.precision import Precision, computing
 from fedquit.engine.sequential import examples_by_split, run_visit
+from fedquit.engine.training import training_form
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ class ThreadModel:
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return the logits."""
         return self.model(params, x)
+
+    def projection(self, params: Params, x: Tensor) -> Projection | None:
+        """Return the factors of the logits where the network tells them."""
+        return projection_of(self.model, params, x)
+
+    @property
+    def training(self) -> Model | None:
+        """The network as ordinary training computes it, where that differs."""
+        return training_form(self.model)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from fedquit.audit.canaries import NATURAL, CanarySet, draw_canaries
 from fedquit.errors import InputError
+from fedquit.flower.twice import read_json_either
 from fedquit.inference.one_run import LEAST_GUESSES, SHARE
-from fedquit.utils.files import read_json, write_json
+from fedquit.utils.files import write_json
 
 LEAST = LEAST_GUESSES * SHARE  # canaries: with fewer, a tenth of them is too few guesses
 SEED_BITS = 63
@@ -59,7 +60,7 @@ class HomeCanaries:
             draw_canaries(examples, self.count, [NATURAL], seed=0)  # refuses a client with too few examples
             seed = secrets.randbits(SEED_BITS)
             write_json(self.path, {"seed": seed, "canaries": self.count, "examples": examples})
-        stored = read_json(self.path)
+        stored = read_json_either(self.path, "which examples were never trained on")
         if examples < stored["examples"]:
             raise InputError(
                 f"{self.path} was drawn from {stored['examples']} examples, and this client has only {examples} now: "

@@ -20,6 +20,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from fedquit.audit.canaries import NATURAL, fields_of
 from fedquit.audit.scores import score_examples
@@ -30,12 +31,33 @@ from fedquit.errors import FedquitError, InputError
 from fedquit.flower import wire
 from fedquit.flower.canaries import HomeCanaries
 from fedquit.flower.client_data import ClientData, ClientSplits
-from fedquit.flower.outbox import Outbox, require_id
+from fedquit.flower.outbox import Outbox, Receipt, note_contact, require_id
+from fedquit.flower.own_training import (
+    ErasableApp,
+    Mod,
+    ModuleOf,
+    OwnDataOf,
+    OwnTraining,
+    T_co,
+    Unlearning,
+    subset_remaining,
+)
 from fedquit.inference.one_run import default_guesses
 from fedquit.models import FunctionalModel
 from fedquit.running.store import DiskMemory, locked
 
-__all__ = ["ClientData", "DataOf", "HomeOf", "ModelOf", "as_data", "erasable", "functional", "home_from"]
+__all__ = [
+    "ClientData",
+    "DataOf",
+    "HomeOf",
+    "ModelOf",
+    "as_data",
+    "erasable",
+    "erasing_mod",
+    "functional",
+    "home_from",
+    "remaining",
+]
 
 ModelOf = Callable[[Context], nn.Module | Model]
 DataOf = Callable[[Context], ClientData | tuple[Tensor, Tensor]]
@@ -58,26 +80,47 @@ def home_from(context: Context) -> Path:
 
 
 def erasable(
-    app: ClientApp, *, model: ModelOf, data: DataOf, home: Path | HomeOf = home_from, canaries: int = 0
+    app: ClientApp,
+    *,
+    model: ModelOf,
+    data: DataOf | OwnDataOf,
+    home: Path | HomeOf = home_from,
+    canaries: int = 0,
+    unlearning: Unlearning | None = None,
 ) -> ClientApp:
     """Let a `ClientApp` answer fedquit's messages, in addition to its own.
+
+    Without `unlearning`, fedquit's server (`serve`) trains and unlearns. With it the app keeps its own training, and
+    `Forgetting` around the app's own strategy asks it to unlearn.
 
     Args:
         app: the app; its own functions stay as they are.
         model: the network, given the context: a `torch.nn.Module`, or a `fedquit.core.Model`.
-        data: what this client trains on, given the context: (x, y) with one label for each example, or a `ClientData`.
+        data: what this client trains on, given the context: (x, y) with one label for each example, or a `ClientData`;
+            with `unlearning` whatever `fedquit.unlearn` takes.
         home: the directory for the client's memory and its owner's requests; a function of the context where several
             clients share a machine and its configuration.
         canaries: how many of the examples serve the one-run audit: a secret coin for each, tossed at home, decides
             whether it is trained on. Set it before the client's first round; 0 for no audit.
+        unlearning: how the client unlearns, where the app keeps its own training.
 
     Returns:
-        The same app.
+        The app to offer to Flower in place of the given one.
+
+    Raises:
+        InputError: for an app with a `client_fn`, which takes `erasing_mod` instead; or for canaries in an app that
+            keeps its own training.
     """
     home_of = home if callable(home) else (lambda _context: home)
+    if unlearning is not None:
+        if canaries:
+            raise InputError("canaries are left out by fedquit's own training: leave canaries or unlearning out.")
+        return ErasableApp(app, OwnTraining(cast("ModuleOf", model), cast("OwnDataOf", data), home_of, unlearning))
+    model_of = model
+    data_of = cast("DataOf", data)
 
     def client(context: Context) -> _Client:
-        return _Client(partial(model, context), partial(data, context), home_of(context), context, canaries)
+        return _Client(partial(model_of, context), partial(data_of, context), home_of(context), context, canaries)
 
     @app.train(wire.ACTION)  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
@@ -88,6 +131,35 @@ def erasable(
         return _reply_to(message, lambda: client(context).status(message))
 
     return app
+
+
+def erasing_mod(*, model: ModuleOf, data: OwnDataOf, unlearning: Unlearning, home: Path | HomeOf = home_from) -> Mod:
+    """The mod that makes an app with a `client_fn` erasable: `ClientApp(client_fn, mods=[erasing_mod(…), …])`.
+
+    Put it first: mods before it would refuse its query, which has no arrays. Mods after it do not see the unlearning.
+
+    Args:
+        model: the network, given the context.
+        data: what this client trains on, given the context: whatever `fedquit.unlearn` takes.
+        unlearning: how the client unlearns.
+        home: the directory for its owner's requests, or a function of the context.
+    """
+    home_of = home if callable(home) else (lambda _context: home)
+    return OwnTraining(model, data, home_of, unlearning)
+
+
+def remaining(dataset: Dataset[T_co], context: Context, home: Path | HomeOf = home_from) -> Dataset[T_co]:
+    """A client's data without the samples that its owner asked to be forgotten, for the app's own training.
+
+    Args:
+        dataset: the whole data, map-style, always in the same order.
+        context: of the client.
+        home: where its owner's requests are, or a function of the context.
+
+    Raises:
+        RequestError: if the whole client has been forgotten.
+    """
+    return subset_remaining(dataset, Outbox(home(context) if callable(home) else home))
 
 
 def _reply_to(message: Message, work: Callable[[], RecordDict]) -> Message:
@@ -141,11 +213,20 @@ class _Client:
         question = wire.question_from_records(message.content)
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
+            self._hear(outbox, question.received, question.federation)
             settled = _settle(outbox, question.verdicts, self.home / "memory", self.home_canaries)
             splits = self.splits(outbox)
             examples = {split: splits.examples(question, split) for split in question.ask.splits}
             reply = self._work(question, examples)
             return wire.answer_to_records(wire.Answer(reply, splits.pending(), settled), question)
+
+    def _hear(self, outbox: Outbox, received: Mapping[str, Receipt], federation: str) -> None:
+        """Write down that the server speaks to this client, and which requests it has received."""
+        note_contact(self.home, federation)
+        known = {entry.id for entry in outbox.entries()}
+        for request, receipt in received.items():
+            if request in known:
+                outbox.note_receipt(request, receipt)
 
     def _work(self, question: wire.Question, examples: Mapping[Split, Examples]) -> Reply:
         client = question.client
@@ -168,6 +249,7 @@ class _Client:
         models = wire.audit_from_records(message.content)
         with locked(self.home, wait=True):
             outbox = Outbox(self.home)
+            self._hear(outbox, wire.receipts_from_body(body), str(body.get("federation", "")))
             settled = _settle(outbox, verdicts, self.home / "memory", self.home_canaries)
             splits = self.splits(outbox)
             pending = splits.pending()

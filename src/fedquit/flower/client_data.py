@@ -86,13 +86,15 @@ class ClientSplits:
                     continue
             pending.append(wire.Pending(entry.id, entry.kind))
         pending.sort(key=lambda p: p.kind)  # whole clients first: they make requests for samples needless
-        return tuple(pending[: wire.MOST_PENDING])
+        withdrawn = [wire.Pending(e.id, e.kind, withdrawn=True) for e in self.outbox.withdrawing()]
+        return tuple([*withdrawn, *pending][: wire.MOST_PENDING])
 
     def _forget_mask(self, serving: wire.Serving) -> Tensor:
         """Which examples the request that is being served names, (n,) bool."""
         mask = torch.full((len(self.data.y),), serving.kind == "client")
         if serving.kind == "samples":
-            mask[self._positions(self._with_positions(self.outbox.get(serving.request)))] = True
+            for request in (serving.request, *serving.others):
+                mask[self._positions(self._with_positions(self.outbox.get(request)))] = True
         return mask
 
     def _positions(self, entry: Entry) -> list[int]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from fedquit.running.recipe import Recipe, TrainRecipe, build, load
 from fedquit.utils.names import lookup
 
 FALLBACKS = ("not", "retrain")
+CLOSED_FLOOR = 3  # with two sites each could subtract its own update from the mean, and would know the other's
+OPEN_FLOOR = 2
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,9 @@ class ServerConfig:
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedquit"})  # name and options, as in a recipe
     recover_rounds: int = 3  # the most rounds of a recovery
     recover_until: float = 0.0  # accuracy in % (of the app's evaluation) that ends a recovery early; 0: all rounds
-    min_nodes: int = 2  # nodes that a round needs to begin; one less for each client that was forgotten
+    min_nodes: int = 2  # nodes that a round waits for; one less for each client that was forgotten, down to the floor
+    floor: int = 0  # nodes without which no round begins, ever; 0: 3 in a closed federation, else 2
+    quorum: float = 0.5  # the fraction of a closed federation's sites that a round waits for
     min_replies: int = 0  # replies that a round needs, or it is repeated; 0: half of those asked
     wait: float = 600.0  # seconds for nodes to come online
     timeout: float = 600.0  # seconds for an answer
@@ -40,17 +45,33 @@ class ServerConfig:
     check_members: bool = True  # whether replies that no honest client sends are refused or bounded
     audit: bool = False  # whether clients that leave are sent the models before and after, to audit them by canaries
     sweep: int = 0  # ask all nodes for requests after every so many rounds; 0: only at the beginning and the end
+    request_burst: int = 3  # erasures that a client may ask for at once, before it must wait
+    request_every: float = 86_400.0  # seconds after which it may ask for one more; what waits is served as one
 
     def __post_init__(self) -> None:
         if not self.state:
             raise InputError("the server has no state directory: set fedquit.state in the app's configuration.")
         if self.fallback not in FALLBACKS:
             raise InputError(f"fedquit.fallback is {self.fallback!r}: it must be {' or '.join(FALLBACKS)}.")
-        positive = {"wait": self.wait, "timeout": self.timeout, "deadline": self.deadline, "min_nodes": self.min_nodes}
+        positive = {
+            "wait": self.wait,
+            "timeout": self.timeout,
+            "deadline": self.deadline,
+            "min_nodes": self.min_nodes,
+            "request_burst": self.request_burst,
+            "request_every": self.request_every,
+        }
+        if not 0 <= self.quorum <= 1:
+            raise InputError(f"fedquit.quorum is {self.quorum}: it must be from 0 to 1.")
         for name, value in positive.items():
             if not value > 0:
                 raise InputError(f"fedquit.{name} is {value}: it must be above 0.")
-        counts = {"recover_rounds": self.recover_rounds, "min_replies": self.min_replies, "sweep": self.sweep}
+        counts = {
+            "recover_rounds": self.recover_rounds,
+            "min_replies": self.min_replies,
+            "sweep": self.sweep,
+            "floor": self.floor,
+        }
         for name, value in counts.items():
             if value < 0:
                 raise InputError(f"fedquit.{name} is {value}: it must be at least 0.")
@@ -63,6 +84,26 @@ class ServerConfig:
     @property
     def _recipe(self) -> Recipe:
         return load(self.recipe) if self.recipe else Recipe(seed=self.seed, train=self.train, method=self.method)
+
+    def floor_of(self, *, closed: bool) -> int:
+        """The fewest nodes with which a round begins: it never falls.
+
+        Args:
+            closed: whether the federation has a list of sites.
+        """
+        return self.floor or (CLOSED_FLOOR if closed else min(OPEN_FLOOR, self.min_nodes))
+
+    @property
+    def noted(self) -> dict[str, Any]:
+        """What the operator's commands need to know of the settings."""
+        return {
+            "rounds": self.training.rounds,
+            "method": self.method_name,
+            "min_nodes": self.min_nodes,
+            "floor": {"closed": self.floor_of(closed=True), "open": self.floor_of(closed=False)},
+            "quorum": self.quorum,
+            "deadline": self.deadline,
+        }
 
     @property
     def run_seed(self) -> int:
@@ -103,6 +144,22 @@ class ServerConfig:
         if isinstance(values.get("method"), dict):
             values["method"] = _method_settings(values["method"])
         return build(cls, values, "fedquit")
+
+
+def needed_nodes(min_nodes: int, floor: int, quorum: float, left_out: int, staying: int | None) -> int:
+    """How many nodes a round waits for: it falls when clients leave, and never below the floor.
+
+    Args:
+        min_nodes: as configured.
+        floor: below which it never falls.
+        quorum: the fraction of a closed federation's sites.
+        left_out: clients that were forgotten, or are leaving.
+        staying: sites of a closed federation that may take part; None where nobody knows who may come.
+    """
+    wanted = min_nodes - left_out
+    if staying is not None:
+        wanted = max(math.ceil(quorum * staying), min(wanted, staying))
+    return max(floor, wanted)
 
 
 def _method_settings(method: Mapping[str, Any]) -> dict[str, Any]:

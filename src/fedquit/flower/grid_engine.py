@@ -36,6 +36,18 @@ class Unreachable(UnreachableError):
     """Clients that leave did not answer before their deadline."""
 
 
+class Silent(FedquitError):
+    """Clients that leave do not answer, and others would have to wait for them.
+
+    Args:
+        clients: who is silent.
+    """
+
+    def __init__(self, message: str, clients: Sequence[ClientId]) -> None:
+        super().__init__(message)
+        self.clients = tuple(clients)
+
+
 @dataclass(frozen=True)
 class _Round:
     """One question to several clients, with what its replies are checked against."""
@@ -60,8 +72,11 @@ class GridEngine:
     phase_number: int
     timeout: float  # seconds for an answer
     min_replies: int = 0  # replies that a round needs; 0: half of those asked
+    floor: int = 0  # replies with examples without which nothing is averaged, where so many are asked
     required: frozenset[ClientId] = frozenset()  # clients that must answer: those that leave
     deadline: float = math.inf  # Unix time until which the required clients are asked again
+    grace: float = LAST_TRY  # seconds that they have at least, also when the server comes back after the deadline
+    may_wait: Callable[[], bool] = lambda: True  # whether nobody else waits while a required client is silent
     serving: Mapping[ClientId, wire.Serving] = field(default_factory=dict)  # the request that is served, by client
     public: ClientData | None = None  # the server's own data
     arrived: Callable[[Ask, Reply], None] | None = None  # called with each valid reply as soon as it comes in
@@ -78,7 +93,7 @@ class GridEngine:
     @property
     def _end(self) -> float:
         """When required clients are given up: at the deadline, but not before this process has waited a while."""
-        return max(self.deadline, self.began + LAST_TRY)
+        return max(self.deadline, self.began + self.grace)
 
     def run(self, ask: Ask) -> Iterator[Reply]:
         """The replies to a question, in the order of `ask.clients`; those that did not come are left out."""
@@ -107,6 +122,7 @@ class GridEngine:
                 raise Unreachable(f"{self._titles(hopeless)} gave no answer that can be used, {TRIES} times", hopeless)
             if to_ask:
                 tries += 1
+                self._require_nobody_waits([c for c in to_ask if not this_round.invalid[c]])
                 self._wait_before_retry(to_ask, tries)
         self._require_enough(this_round, replies)
         return {**replies, **self._bounded(this_round, replies)}
@@ -167,6 +183,7 @@ class GridEngine:
             number=self.phase_number,
             serving=self.serving.get(client, wire.Serving()),
             verdicts=self.presence.verdicts(client),
+            received=self.presence.receipts(client),
         )
 
     def _reply_timeout(self, clients: Sequence[ClientId]) -> float:
@@ -189,6 +206,12 @@ class GridEngine:
         while self._clock.now() < until and not any(c in self.presence.here for c in offline):
             self._clock.sleep(min(LONGEST_POLL, until - self._clock.now()))
             self.presence.refresh()
+            self._require_nobody_waits(offline)
+
+    def _require_nobody_waits(self, silent: Sequence[ClientId]) -> None:
+        """Raise `Silent` where somebody else would have to wait for these clients."""
+        if silent and self._clock.now() < self._end and not self.may_wait():
+            raise Silent(f"{self._titles(silent)} did not answer", silent)
 
     def _titles(self, clients: Sequence[ClientId]) -> str:
         return ", ".join(self.presence.roster[c].title for c in clients)
@@ -198,6 +221,12 @@ class GridEngine:
         optional = [c for c in this_round.ask.clients if c not in self.required]
         needed = min(self.min_replies or math.ceil(len(optional) / 2), len(optional))
         answered = sum(c in replies for c in optional)
+        counted = sum(c in replies and replies[c].examples > 0 for c in optional)
+        if counted < self.floor <= len(optional):
+            raise TooFewReplies(
+                f"{counted} of {len(optional)} clients gave an answer that counts in {this_round.place}, and the "
+                f"floor is {self.floor}: look at the log for why."
+            )
         if answered < needed:
             raise TooFewReplies(
                 f"{answered} of {len(optional)} clients answered in {this_round.place}, and {needed} are needed: "

@@ -6,23 +6,35 @@ A request comes with a client's reply or in an operator's file. It is in the led
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from fedquit.core import ClientId, Request
 from fedquit.core.method import Method
 from fedquit.errors import RequestError
 from fedquit.flower.config import ServerConfig
+from fedquit.flower.fairness import Queue
 from fedquit.flower.ledger import Erasure, Ledger
-from fedquit.flower.outbox import Inbox
+from fedquit.flower.outbox import Inbox, Kind
 from fedquit.flower.roster import Roster
 from fedquit.flower.wire import MOST_PENDING, Pending
 from fedquit.running.lifecycle import Turn, next_turn
 from fedquit.running.membership import Membership
 
-MOST_REQUESTS = 64  # of a client that takes no part, of each kind
+MOST_REQUESTS = 64  # of a client, of each kind: in all if it takes no part, and that wait if it does
 MOST_BETWEEN_ROUNDS = MOST_PENDING  # requests of a client, of each kind, between two rounds of training
+
+
+@dataclass(frozen=True)
+class NextTurn:
+    """What is served next."""
+
+    turn: Turn
+    names: tuple[str, ...]  # of its requests in the ledger
 
 
 class Intake:
@@ -34,16 +46,24 @@ class Intake:
         roster: of all clients that ever were.
         config: of the server.
         say: tells the operator.
+        now: Unix time.
     """
 
     def __init__(
-        self, state: Path, ledger: Ledger, roster: Roster, config: ServerConfig, say: Callable[[str], None]
+        self,
+        state: Path,
+        ledger: Ledger,
+        roster: Roster,
+        config: ServerConfig,
+        say: Callable[[str], None],
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._inbox = Inbox(state)
         self._ledger = ledger
         self._roster = roster
         self._config = config
         self._say = say
+        self._now = now
         self._taken: Counter[tuple[ClientId, str]] = Counter()  # requests since the last round of training began
 
     def hear(self, client: ClientId, pending: Sequence[Pending], settled: Sequence[str]) -> None:
@@ -56,8 +76,18 @@ class Intake:
         """
         self._ledger.note_told(client, settled)
         for request in pending:
-            kind = "samples" if request.kind == "samples" else "client"
+            kind: Kind = "samples" if request.kind == "samples" else "client"
             self._receive(client, kind, request.request, "client")
+            if request.withdrawn:
+                self.withdraw(self._ledger.find(client, request.request), "its owner")
+
+    def withdraw(self, entry: Erasure | None, who: str) -> None:
+        """Take a request back, unless it is being served."""
+        if entry is None or entry.status != "received":
+            return
+        self._ledger.change([entry.id], lambda e: e.now("withdrawn", reason=f"{who} took it back"))
+        self._ledger.save()
+        self._say(f"{entry.id} is withdrawn: {who} took it back")
 
     def begin_round(self) -> None:
         """A round of training begins: clients may ask anew."""
@@ -66,6 +96,10 @@ class Intake:
     def take(self) -> bool:
         """Take what the operator filed, and answer clients that take no part; whether any request waits."""
         for filed in self._inbox.waiting():
+            if filed.withdraws:
+                self._withdraw_for_operator(filed.withdraws)
+                self._inbox.remove(filed)
+                continue
             try:
                 self._receive(self._roster.find(filed.client).number, "client", filed.id, "operator")
             except RequestError as error:
@@ -77,28 +111,59 @@ class Intake:
                 self._take_of_excluded(entry)
         return bool(self._ledger.waiting)
 
-    def next_turn(self, membership: Membership, method: Method) -> tuple[Turn, tuple[str, ...]] | None:
-        """Choose what is served next, of each client one request; whole clients come first.
+    def _withdraw_for_operator(self, number: str) -> None:
+        entry = self._ledger.entries.get(number)
+        if entry is None or entry.source != "operator" or entry.status != "received":
+            self._say(f"{number} is no request of the operator that still waits: nothing is taken back")
+            return
+        self.withdraw(entry, "the operator")
+
+    @property
+    def operator_waits(self) -> bool:
+        """Whether the operator has filed something that is not in the ledger yet."""
+        return any(True for _ in self._inbox.waiting())
+
+    def next_turn(self, queue: Queue, membership: Membership, method: Method) -> NextTurn | None:
+        """Choose what is served next: whole clients first, and who was served longest ago.
+
+        Requests for samples of one client are served as one.
 
         Args:
+            queue: the requests that wait, and which of them can be started.
             membership: who may ask.
             method: the federation's own.
 
         Returns:
-            The turn and the names of its requests, or None where the first cannot be served at all and has failed.
+            The turn and the names of its requests; None where none can be started now.
         """
-        whole = [e for e in self._ledger.waiting if e.kind == "client"]
-        first_of_each: dict[ClientId, Erasure] = {}
-        for entry in whole or self._ledger.waiting:
-            first_of_each.setdefault(entry.client, entry)
-        waiting = Request(tuple(first_of_each), samples=not whole)
-        try:
-            turn = next_turn(waiting, membership, method, together=self._config.together)
-        except RequestError as error:
-            self.fail([first_of_each[waiting.clients[0]]], str(error))
-            return None
-        chosen = [entry.id for client, entry in first_of_each.items() if client in turn.request.clients]
-        return turn, tuple(chosen)
+        ready = queue.ready()
+        while ready:
+            of_one_kind = [e for e in ready if e.kind == ready[0].kind]
+            overdue = [e for e in of_one_kind if queue.is_overdue(e)]
+            clients = tuple(dict.fromkeys(e.client for e in overdue[:1] or of_one_kind))
+            waiting = Request(clients, samples=ready[0].kind == "samples")
+            try:
+                turn = next_turn(waiting, membership, method, together=self._config.together)
+            except RequestError as error:
+                if set(clients) <= set(membership.active):  # nobody would be left: the model is dropped instead
+                    turn = Turn(replace(waiting, clients=tuple(sorted(clients))))
+                else:
+                    self.fail([e for e in of_one_kind if e.client == clients[0]], str(error))
+                    ready = [e for e in ready if e.client != clients[0]]
+                    continue
+            if overdue:
+                reason = f"{self._roster[clients[0]].title} did not answer before the deadline"
+                turn = replace(turn, fallback=True, reason=turn.reason or reason)
+            return NextTurn(turn, self._names(turn, of_one_kind))
+        return None
+
+    def _names(self, turn: Turn, ready: Sequence[Erasure]) -> tuple[str, ...]:
+        """The requests of a turn: of each client all that wait for samples, or one for the whole client."""
+        chosen: list[str] = []
+        for client in dict.fromkeys(e.client for e in ready if e.client in turn.request.clients):
+            own = [e.id for e in self._ledger.waiting if (e.client, e.kind) == (client, ready[0].kind)]
+            chosen += own if turn.request.samples else own[:1]
+        return tuple(chosen)
 
     def fail(self, entries: Sequence[Erasure], reason: str) -> None:
         """Write down that requests cannot be served."""
@@ -106,11 +171,11 @@ class Intake:
         self._ledger.save()
         self._say(f"{', '.join(e.id for e in entries)} failed: {reason}")
 
-    def _receive(self, client: ClientId, kind: str, request: str, source: str) -> None:
+    def _receive(self, client: ClientId, kind: Kind, request: str, source: Literal["client", "operator"]) -> None:
         member = self._roster[client]
         if self._asks_without_end(client, kind, source):
             return
-        entry = self._ledger.receive(client, kind, request, source, member.authenticated)  # type: ignore[arg-type]
+        entry = self._ledger.receive(client, kind, request, source, member.authenticated, self._now())
         if entry is None:
             return
         self._taken[client, kind] += 1
@@ -128,7 +193,9 @@ class Intake:
         if client in self._ledger.erased:
             of_this_kind = [e for e in self._ledger.entries.values() if (e.client, e.kind) == (client, kind)]
             return len(of_this_kind) >= MOST_REQUESTS
-        return source == "client" and self._taken[client, kind] >= MOST_BETWEEN_ROUNDS
+        waiting = [e for e in self._ledger.waiting if (e.client, e.kind, e.source) == (client, kind, "client")]
+        too_many = self._taken[client, kind] >= MOST_BETWEEN_ROUNDS or len(waiting) >= MOST_REQUESTS
+        return source == "client" and too_many
 
     def _take_of_excluded(self, entry: Erasure) -> None:
         """A client that takes no part asks: it was forgotten, or only left out because no method could serve it."""

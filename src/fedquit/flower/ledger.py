@@ -16,14 +16,15 @@ from typing import Any, Literal
 
 from fedquit.core import ClientId, Request
 from fedquit.errors import StoreError
-from fedquit.flower.outbox import Kind, now
+from fedquit.flower.outbox import WITHDRAWN, Kind, Receipt, now
 from fedquit.flower.roster import read_irreplaceable
+from fedquit.flower.twice import kept, write_json_twice
 from fedquit.running.lifecycle import Life, Phase
 from fedquit.running.membership import Membership
-from fedquit.utils.files import write_json
 
-Status = Literal["received", "started", "unlearned", "recovered", "done", "failed"]
+Status = Literal["received", "started", "unlearned", "recovered", "done", "failed", "withdrawn"]
 SCHEMA = 1
+MODEL_WITHDRAWN = "withdrawal"  # in the place of a method: the model was dropped
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,25 @@ class Erasure:
     accuracy: Mapping[str, float] = field(default_factory=dict)  # before, unlearned, recovered; where it was measured
     costs: Mapping[str, Any] = field(default_factory=dict)  # of unlearning and recovery
     audit: Mapping[str, Any] = field(default_factory=dict)  # the one-run audit by the client's own canaries
+    since: float = 0.0  # when it was received, on the server's clock (Unix time): its deadline counts from here
+    attempts: tuple[float, ...] = ()  # when it was started, each time (Unix time)
 
     @property
     def open(self) -> bool:
         """Whether anything remains to be done about it."""
-        return self.status not in ("done", "failed")
+        return self.status not in ("done", "failed", "withdrawn")
 
     @property
     def verdict(self) -> str:
-        """What the client is told: `served`, or why not."""
+        """What the client is told: `served`, `withdrawn`, or why not."""
+        if self.status == "withdrawn":
+            return WITHDRAWN
         return "served" if self.status == "done" else self.reason
+
+    @property
+    def receipt(self) -> str:
+        """When it was received (ISO 8601)."""
+        return self.history[0][1] if self.history else ""
 
     def now(self, status: Status, **changes: Any) -> Erasure:  # noqa: ANN401 - fields of all kinds
         """The entry with a new status, which its history notes."""
@@ -75,16 +85,14 @@ class Ledger:
         self.phase = Phase()
         self.erased: frozenset[ClientId] = frozenset()
         self.federation = secrets.token_hex(8)
-        if self.path.exists():
+        if kept(self.path):
             self._load(claim)
         self._claim = dict(claim)
 
     def _load(self, claim: Mapping[str, Any]) -> None:
         content = read_irreplaceable(self.path)
         if content.get("schema") != SCHEMA:
-            raise StoreError(
-                f"{self.path} is of another version of fedquit: go on with that one, or take a new folder."
-            )
+            raise StoreError(f"{self.path} is of another version of fedquit: go on with that version.")
         differing = sorted(k for k in claim if content["claim"].get(k) != claim[k])
         if differing:
             raise StoreError(
@@ -94,8 +102,7 @@ class Ledger:
         self.federation = content["federation"]
         self.erased = frozenset(content["erased"])
         for entry in content["entries"]:
-            history = tuple((status, when) for status, when in entry["history"])
-            self.entries[entry["id"]] = Erasure(**{**entry, "history": history})
+            self.entries[entry["id"]] = _erasure(entry)
         phase = Phase(**{**content["phase"], "serving": tuple(content["phase"]["serving"])})
         self.phase = self._with_erasing(phase)
 
@@ -114,10 +121,16 @@ class Ledger:
             "erased": sorted(self.erased),
             "entries": [dataclasses.asdict(e) for e in self.entries.values()],
         }
-        write_json(self.path, content)
+        write_json_twice(self.path, content)
 
     def receive(
-        self, client: ClientId, kind: Kind, request: str, source: Literal["client", "operator"], authenticated: bool
+        self,
+        client: ClientId,
+        kind: Kind,
+        request: str,
+        source: Literal["client", "operator"],
+        authenticated: bool,
+        since: float = 0.0,
     ) -> Erasure | None:
         """Write a request down.
 
@@ -127,14 +140,15 @@ class Ledger:
             request: its number in the client's outbox, or of the operator's file.
             source: who asks.
             authenticated: whether the node has a registered key.
+            since: now, on the server's clock (Unix time).
 
         Returns:
             The entry, or None where the request is known already.
         """
-        if any((e.client, e.request) == (client, request) for e in self.entries.values()):
+        if self.find(client, request):
             return None
         number = f"r{len(self.entries) + 1:04d}"
-        entry = Erasure(number, client, kind, request, source, authenticated).now("received")
+        entry = Erasure(number, client, kind, request, source, authenticated, since=since).now("received")
         self.entries[number] = entry
         self.save()
         return entry
@@ -142,6 +156,11 @@ class Ledger:
     def change(self, entries: Sequence[str], how: Callable[[Erasure], Erasure]) -> None:
         """Change some entries, in memory: `save` follows."""
         self.entries |= {i: how(self.entries[i]) for i in entries}
+
+    @property
+    def knows_clients(self) -> bool:
+        """Whether it speaks of clients, by numbers that only the roster explains."""
+        return bool(self.entries or self.erased or self.phase.trained)
 
     @property
     def waiting(self) -> list[Erasure]:
@@ -170,6 +189,15 @@ class Ledger:
         own = [e for e in self.entries.values() if e.client == client and e.source == "client"]
         return {e.request: e.verdict for e in own if not e.open and not e.told}
 
+    def receipts(self, client: ClientId) -> dict[str, Receipt]:
+        """What a client is told of its requests that are received and not over, by their own numbers."""
+        own = [e for e in self.entries.values() if e.client == client and e.source == "client" and e.open]
+        return {e.request: Receipt(e.id, e.receipt, self.federation) for e in own}
+
+    def find(self, client: ClientId, request: str) -> Erasure | None:
+        """A client's request, by its own number."""
+        return next((e for e in self.entries.values() if (e.client, e.request) == (client, request)), None)
+
     def note_told(self, client: ClientId, requests: Sequence[str]) -> None:
         """Write down that a client has heard what became of these of its requests."""
         own = [e for e in self.entries.values() if e.client == client and e.request in requests]
@@ -177,6 +205,24 @@ class Ledger:
         if newly_told:
             self.change(newly_told, lambda e: dataclasses.replace(e, told=True))
             self.save()
+
+
+def read_entries(state: Path) -> list[Erasure]:
+    """All requests of the ledger in a state directory, for whoever only looks."""
+    path = state / "ledger.json"
+    if not kept(path):
+        raise StoreError(f"there is no ledger in {state}: give the state directory of a server.")
+    content = read_irreplaceable(path)
+    try:
+        return [_erasure(entry) for entry in content["entries"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{path} is no ledger of this version of fedquit: restore it from a backup.") from error
+
+
+def _erasure(entry: Mapping[str, Any]) -> Erasure:
+    history = tuple((status, when) for status, when in entry["history"])
+    attempts = tuple(float(when) for when in entry.get("attempts", ()))
+    return Erasure(**{**entry, "history": history, "attempts": attempts})
 
 
 def request_of(entries: Sequence[Erasure]) -> Request:

@@ -79,7 +79,7 @@ def read_membership(state: Path) -> dict[str, Membership] | None:
             raise TypeError(type(content).__name__)
         in_use = [entry for entry in content if not entry["revoked"]]
         return {e["keys"][-1]: Membership(e["name"], int(e["examples"]), e["keys"][0]) for e in in_use}
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (StoreError, KeyError, IndexError, TypeError, ValueError) as error:
         raise StoreError(
             f"{path} is not a list of sites: start `fedquit flower serve` again, which writes it."
         ) from error

@@ -17,11 +17,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from fedquit.errors import InputError, RequestError
+from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.utils.files import read_json, write_json
 
 Kind = Literal["client", "samples"]
 _ID = re.compile(r"[0-9a-f]{1,64}")
+WITHDRAWN = "withdrawn"  # the verdict on a request that its owner took back before it was served
+OPEN = ("pending", "withdrawing")  # statuses of requests that the server has not answered yet
+NODE_FILE = "node.json"  # in a home: the node that uses it
+CONTACT_FILE = "contact.json"  # in a home: when the server last spoke to its client
 
 
 def now() -> str:
@@ -45,6 +49,15 @@ def require_id(text: str, what: str) -> str:
 
 
 @dataclass(frozen=True)
+class Receipt:
+    """The server's word that it has a request in its ledger."""
+
+    number: str  # in the ledger
+    at: str  # when it was received (ISO 8601)
+    by: str  # the id of the federation whose server received it
+
+
+@dataclass(frozen=True)
 class Entry:
     """A request in a client's outbox."""
 
@@ -53,15 +66,24 @@ class Entry:
     filed: str  # when (ISO 8601)
     fraction: float = 0.0  # of the samples, which the client draws at random
     positions: tuple[int, ...] = ()  # of the samples in the client's data; for a fraction, once they are drawn
-    status: str = "pending"  # pending, served, refused
+    status: str = "pending"  # pending, served, refused, withdrawing (until the server knows), withdrawn
     reason: str = ""  # why it was refused
     audit: Mapping[str, Any] = field(default_factory=dict)  # the one-run audit of the model without this client
+    receipt: Receipt | None = None  # None: nobody has received it yet, as far as this client knows
+
+    @property
+    def received(self) -> str:
+        """Who received it and when, or that nobody has, as part of a sentence."""
+        if self.receipt is None:
+            return "nobody has received it yet"
+        return f"received {self.receipt.at} as {self.receipt.number} by the server of federation {self.receipt.by}"
 
 
 class Outbox:
     """The requests of one client, as files in its home."""
 
     def __init__(self, home: Path) -> None:
+        self.home = home
         self.folder = home / "outbox"
 
     def file(self, *, positions: Sequence[int] = (), fraction: float = 0.0) -> Entry:
@@ -81,7 +103,7 @@ class Outbox:
         if len(set(positions)) < len(positions) or min(positions, default=0) < 0:
             raise RequestError("the samples to forget must be whole numbers from 0 on, each named once.")
         kind: Kind = "samples" if positions or fraction else "client"
-        whole = [e for e in self.entries() if e.status != "refused" and e.kind == "client"]
+        whole = [e for e in self.entries() if e.status in ("pending", "served") and e.kind == "client"]
         if whole:
             raise RequestError(f"this client has asked to be forgotten already (request {whole[0].id}).")
         entry = Entry(secrets.token_hex(8), kind, now(), fraction, tuple(sorted(positions)))
@@ -96,6 +118,25 @@ class Outbox:
     def pending(self) -> list[Entry]:
         """The requests whose outcome the server has not reported yet."""
         return [e for e in self.entries() if e.status == "pending"]
+
+    def withdrawing(self) -> list[Entry]:
+        """The requests that their owner took back, and of which the server has not said yet that it knows."""
+        return [e for e in self.entries() if e.status == "withdrawing"]
+
+    def withdraw(self, request: str) -> Entry:
+        """Take a request back, which the server may be serving already: then it is served all the same."""
+        entry = self.get(request)
+        if entry.status not in OPEN:
+            raise RequestError(f"request {request} is {entry.status} already: it cannot be taken back any more.")
+        entry = dataclasses.replace(entry, status="withdrawing")
+        self._write(entry)
+        return entry
+
+    def note_receipt(self, request: str, receipt: Receipt) -> None:
+        """Write down that the server has received a request; the first receipt stays."""
+        entry = self.get(request)
+        if entry.receipt is None:
+            self._write(dataclasses.replace(entry, receipt=receipt))
 
     def get(self, request: str) -> Entry:
         """The request with this id."""
@@ -115,7 +156,9 @@ class Outbox:
         entry = self.get(request)
         if verdict == "served" and entry.status != "served":
             self._write(dataclasses.replace(entry, status="served"))
-        elif verdict != "served" and entry.status == "pending":
+        elif verdict == WITHDRAWN and entry.status == "withdrawing":
+            self._write(dataclasses.replace(entry, status=WITHDRAWN))
+        elif verdict not in ("served", WITHDRAWN) and entry.status in OPEN:
             self._write(dataclasses.replace(entry, status="refused", reason=verdict))
 
     def note_audit(self, request: str, audit: Mapping[str, Any]) -> None:
@@ -126,8 +169,20 @@ class Outbox:
         write_json(self.folder / f"{entry.id}.json", dataclasses.asdict(entry))
 
     def _read(self, path: Path) -> Entry:
-        content = read_json(path)
-        return Entry(**{**content, "positions": tuple(content["positions"])})
+        content = _read_request(path)
+        given = content.get("receipt")
+        receipt = Receipt(**given) if given else None
+        return Entry(**{**content, "positions": tuple(content["positions"]), "receipt": receipt})
+
+
+def _read_request(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
+    """The content of a request's file, which must not get lost."""
+    try:
+        return dict(read_json(path))
+    except (StoreError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{path} cannot be read: restore it from a backup, or file the request again; keep this file."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -137,6 +192,7 @@ class Filed:
     id: str
     client: str  # its identity in the roster, its name, or its number
     filed: str  # when (ISO 8601)
+    withdraws: str = ""  # instead of a client: the request in the ledger that is taken back
 
 
 class Inbox:
@@ -151,14 +207,62 @@ class Inbox:
         write_json(self.folder / f"{filed.id}.json", dataclasses.asdict(filed))
         return filed
 
+    def withdraw(self, request: str) -> bool:
+        """Take a request of the operator back, by its number here or in the ledger; whether that was at once.
+
+        Args:
+            request: `r0001` of the ledger, which the server then takes back unless it serves it already, or the id of
+                a file that the server has not read yet.
+        """
+        if _ID.fullmatch(request) and (self.folder / f"{request}.json").exists():
+            (self.folder / f"{request}.json").unlink(missing_ok=True)
+            return True
+        filed = Filed(secrets.token_hex(8), "", now(), withdraws=request)
+        write_json(self.folder / f"{filed.id}.json", dataclasses.asdict(filed))
+        return False
+
     def waiting(self) -> Iterator[Filed]:
         """The requests that are not in the ledger yet, oldest first."""
-        requests = [Filed(**read_json(path)) for path in self.folder.glob("*.json")]
+        requests = [Filed(**_read_request(path)) for path in self.folder.glob("*.json")]
         yield from sorted(requests, key=lambda f: (f.filed, f.id))
 
     def remove(self, filed: Filed) -> None:
         """Delete the file of a request that is in the ledger."""
         (self.folder / f"{require_id(filed.id, 'request')}.json").unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Contact:
+    """When the server last spoke to a client."""
+
+    at: str  # ISO 8601
+    federation: str = ""
+
+    @property
+    def days(self) -> float:
+        """Days since then."""
+        return (datetime.now(UTC) - datetime.fromisoformat(self.at)).total_seconds() / 86_400
+
+
+def note_contact(home: Path, federation: str) -> None:
+    """Write down in a home that the server has just spoken to its client."""
+    write_json(home / CONTACT_FILE, dataclasses.asdict(Contact(now(), federation)))
+
+
+def last_contact(home: Path) -> Contact | None:
+    """When the server last spoke to the client of a home; None if it never did."""
+    path = home / CONTACT_FILE
+    return Contact(**read_json(path)) if path.exists() else None
+
+
+def require_used_home(home: Path) -> None:
+    """Raise `InputError` for a folder that no node has used: a request filed there would reach nobody."""
+    signs = (NODE_FILE, CONTACT_FILE, "memory", "flower")  # the last two: nodes of earlier versions
+    if not any((home / sign).exists() for sign in signs):
+        raise InputError(
+            f"{home} is not the home of a node that was ever started, so nobody would receive the request: give the "
+            "folder that the node has as --home."
+        )
 
 
 def read_positions(path: Path) -> list[int]:

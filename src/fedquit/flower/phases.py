@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -15,15 +16,18 @@ from fedquit.core.method import Method
 from fedquit.engine import Ask
 from fedquit.errors import FedquitError, NoExamplesError, UnreachableError
 from fedquit.flower.client import ClientData
-from fedquit.flower.config import ServerConfig
-from fedquit.flower.grid_engine import GridEngine, TooFewReplies
+from fedquit.flower.config import ServerConfig, needed_nodes
+from fedquit.flower.fairness import Queue
+from fedquit.flower.grid_engine import LAST_TRY, GridEngine, Silent, TooFewReplies
 from fedquit.flower.intake import Intake
 from fedquit.flower.judgement import DilutedError, Judge, Witness, is_unchanged
-from fedquit.flower.ledger import Erasure, Ledger
+from fedquit.flower.ledger import MODEL_WITHDRAWN, Erasure, Ledger
+from fedquit.flower.notices import unknown_requests
 from fedquit.flower.presence import Presence
 from fedquit.flower.roster import Roster
 from fedquit.flower.state_folder import PhaseMemory, StateFolder
-from fedquit.flower.transport import PATIENCE, Clock, OutgoingMessage
+from fedquit.flower.token_bucket import TokenBucket
+from fedquit.flower.transport import LONGEST_POLL, PATIENCE, Clock, OutgoingMessage
 from fedquit.flower.wire import (
     QUERY,
     AuditModels,
@@ -90,6 +94,8 @@ class Phases:
         self._method = parts.config.build_method()
         self._training = parts.config.training
         self._failures = 0  # rounds in a row that too few clients answered
+        self._began = parts.clock.now()
+        self._swept: set[str] = set()  # requests that sites have given notice of and that were asked for
 
     @property
     def life(self) -> Life:
@@ -101,6 +107,8 @@ class Phases:
         phases = {"train": self._train, "unlearn": self._unlearn, "recover": self._recover, "erase": self.erase}
         try:
             return phases[self._ledger.phase.kind]()
+        except _TooFewStay:  # a site was revoked a moment ago: training finds out that it pauses
+            return True
         except TooFewReplies as error:
             self._failures += 1
             if self._failures >= TRIES:
@@ -143,29 +151,137 @@ class Phases:
             if progress.state.round > stage.state.round:
                 self._failures = 0
                 self._say_trained(done, len(stage.examples), progress.state)
+            finished = done >= self._training.rounds
+            paused = self.paused
             due = self._config.sweep and done % self._config.sweep == 0 and done > phase.trained
-            if due or done >= self._training.rounds:
+            if due or finished or paused:
                 self._nodes.sweep(self.life.membership.active)
-            if self._intake.take():
-                self._serve_next(progress.state)
+            else:
+                self._nodes.sweep(self._noticed())
+            if self._intake.take() and self._serve_next(progress.state, patient=finished or bool(paused)):
                 return True
-            if done >= self._training.rounds:
+            if paused:
+                self._say(paused)
+            if finished or paused:
                 return False
         return True
+
+    def _noticed(self) -> list[ClientId]:
+        """The clients whose sites have given notice of a request that the ledger does not know, each asked once."""
+        unknown = unknown_requests(self._folder.path, self._ledger.entries.values())
+        fresh = {key: requests - self._swept for key, requests in unknown.items()}
+        self._swept |= set().union(*fresh.values())
+        members = [self._roster.by_key(f"key:{key}") for key, requests in fresh.items() if requests]
+        return [member.number for member in members if member is not None]
 
     def _say_trained(self, done: int, replies: int, state: State) -> None:
         accuracy = self.accuracy(state)
         measured = "" if accuracy is None else f", accuracy {accuracy:.1f}"
         self._say(f"training round {done} of {self._training.rounds} ({replies} replies{measured})")
 
-    def _serve_next(self, state: State) -> None:
-        """Begin with those that wait."""
+    def queue(self, *, patient: bool) -> Queue:
+        """The requests that wait now.
+
+        Args:
+            patient: whether nobody else would be kept waiting by a client that does not answer.
+        """
+        config = self._config
+        return Queue(
+            tuple(self._ledger.entries.values()),
+            frozenset(self._nodes.here),
+            self._parts.clock.now(),
+            TokenBucket(config.request_burst, config.request_every),
+            config.deadline,
+            config.timeout,
+            patient and len({e.client for e in self._ledger.waiting}) <= 1,
+            self._began,
+            self._grace,
+        )
+
+    def wait_for_turn(self) -> bool:
+        """Wait until a request can be served whose client is away, since there is nothing else to do.
+
+        Returns:
+            Whether one can be served now; False where none waits, or only such whose client must wait for its turn.
+        """
+        queue = self.queue(patient=True)
+        if queue.waits_for_clients and not queue.ready():
+            self._say(f"{', '.join(e.id for e in self._ledger.waiting)} wait for clients that are away")
+        while queue.waits_for_clients and not queue.ready():
+            self._parts.clock.sleep(LONGEST_POLL)
+            self._nodes.sweep(self._noticed())
+            self._intake.take()
+            queue = self.queue(patient=True)
+        return bool(queue.ready())
+
+    @property
+    def _grace(self) -> float:
+        """Seconds that a client has at least after the server was started, whatever its deadline was."""
+        return min(max(LAST_TRY, self._config.wait), self._config.deadline)
+
+    def _serve_next(self, state: State, *, patient: bool) -> bool:
+        """Begin with those that wait and can be started now; whether there are any."""
         if not lifecycle.has_been_trained(state):
             self._leave_untrained()
-            return
-        chosen = self._intake.next_turn(self.life.membership, self._method)
-        if chosen:
-            self._start(*chosen, state)
+            return True
+        chosen = self._intake.next_turn(self.queue(patient=patient), self.life.membership, self._method)
+        if chosen is None:
+            return False
+        request = chosen.turn.request
+        too_few = self._too_few(() if request.samples else request.clients)
+        if too_few:
+            self._withdraw(too_few, chosen.names, request)
+        else:
+            self._start(chosen.turn, chosen.names, state)
+        return True
+
+    # The floor.
+
+    @property
+    def _floor(self) -> int:
+        return self._config.floor_of(closed=self._nodes.sites() is not None)
+
+    def _staying(self, leaving: Collection[ClientId] = ()) -> float:
+        """How many may take part: of a closed federation the sites that were neither revoked nor forgotten.
+
+        Without a list of sites nobody knows who may still come, until somebody leaves.
+        """
+        gone = {*self._ledger.erased, *leaving}
+        sites = self._nodes.sites()
+        if sites is not None:
+            keys = {self._roster[c].key for c in gone}
+            return sum(f"key:{site.identity}" not in keys for site in sites.values())
+        return len(self._roster.members.keys() - gone) if gone else math.inf
+
+    def _too_few(self, leaving: Collection[ClientId] = ()) -> str:
+        """A sentence if fewer than the floor may take part once these have left; "" otherwise."""
+        staying = self._staying(leaving)
+        if staying >= self._floor:
+            return ""
+        return f"{staying:.0f} may take part, and the floor is {self._floor}"
+
+    @property
+    def paused(self) -> str:
+        """Why training pauses; "" if it does not."""
+        too_few = self._too_few()
+        return f"training pauses: {too_few}; it goes on when more are enrolled" if too_few else ""
+
+    def _withdraw(self, too_few: str, names: Sequence[str], request: Request | None = None) -> None:
+        """Meet a request that leaves too few to recover the model: drop the model, and all that it has learned.
+
+        Args:
+            too_few: why.
+            names: of the requests in the ledger.
+            request: who is to be forgotten; None where the request is being served already.
+        """
+        reason = f"{too_few}: the model was withdrawn, and everything that it had learned is dropped"
+        if request is not None:
+            now = self._parts.clock.now()
+            self._ledger.change(names, lambda e: e.now("started", attempts=(*e.attempts, now)))
+        changes = {"method": MODEL_WITHDRAWN, "fallback": True, "reason": reason}
+        self._ledger.change(names, lambda e: e.now("unlearned", **changes))
+        self._say(f"{', '.join(names)}: {reason}")
+        self._enter(self.life.withdraw(request, names), State(self._parts.initial))
 
     def _leave_untrained(self) -> None:
         """Before the first round the model has seen nobody's data: who asks to leave need only be left out."""
@@ -185,8 +301,9 @@ class Phases:
             self._roster.begin_erasing_samples(turn.request.clients, self._nodes.enrolled)
         measured = self._measured("before", start)
         method = self._config.fallback if turn.fallback else self._config.method_name
+        now = self._parts.clock.now()
         changes = {"method": method, "fallback": turn.fallback, "reason": turn.reason}
-        self._ledger.change(names, lambda e: measured(e).now("started", **changes))
+        self._ledger.change(names, lambda e: measured(e).now("started", **changes, attempts=(*e.attempts, now)))
         why = f" ({turn.reason})" if turn.reason else ""
         self._say(f"{', '.join(names)} started, with {method}{why}")
         life = self.life.begin_unlearning(
@@ -194,7 +311,7 @@ class Phases:
             rounds=state.round,
             serving=names,
             fallback=turn.fallback,
-            began=self._parts.clock.now(),
+            began=now,
         )
         self._enter(life, start)
 
@@ -210,7 +327,10 @@ class Phases:
         rounds = method.rounds(trained, life.requested)
         if life.required:
             stage.engine.required = life.required
-            stage.engine.deadline = phase.began + self._config.deadline
+            received = min(e.since or phase.began for e in self._ledger.serving)
+            stage.engine.deadline = received + self._config.deadline
+            stage.engine.grace = self._grace
+            stage.engine.may_wait = self._nobody_else_waits
 
         def step(state: State) -> State:
             self._gather(stage)
@@ -229,6 +349,12 @@ class Phases:
         except DilutedError as error:
             self._serve_one_by_one(str(error))
             return True
+        except _TooFewStay as error:
+            self._withdraw(str(error), phase.serving)
+            return True
+        except Silent as error:
+            self._postpone(str(error), error.clients)
+            return True
         except FedquitError as error:
             if not lifecycle.is_reason_to_fall_back(error):
                 raise
@@ -246,14 +372,36 @@ class Phases:
     def _serve_one_by_one(self, reason: str) -> None:
         """Serve the first of the requests alone; the others wait for their turn."""
         life = self.life
-        first, *others = self._ledger.serving
-        names = [entry.id for entry in others]
+        first = self._ledger.serving[0].client
+        own = [entry.id for entry in self._ledger.serving if entry.client == first]
+        others = [name for name in life.phase.serving if name not in own]
         before = self._folder.before.load()
         assert before is not None, "the model before a request is kept until the request is done"
         self._say(f"{', '.join(life.phase.serving)} are served one by one: {reason}")
-        self._ledger.change(names, lambda e: e.now("received"))
-        alone = replace(life.requested, clients=(first.client,))
-        self._enter(life.narrow(alone, [first.id]), before[0])
+        self._ledger.change(others, _not_tried)
+        self._enter(life.narrow(replace(life.requested, clients=(first,)), own), before[0])
+
+    def _nobody_else_waits(self) -> bool:
+        """Whether training is over, and no other request waits: only then may a silent client be waited for."""
+        others = {e.client for e in self._ledger.waiting} - set(self.life.requested.clients)
+        trained = self._ledger.phase.trained >= self._training.rounds
+        return trained and not others and not self._intake.operator_waits and not self._noticed_others()
+
+    def _noticed_others(self) -> bool:
+        unknown = unknown_requests(self._folder.path, self._ledger.entries.values())
+        return any(requests - self._swept for requests in unknown.values())
+
+    def _postpone(self, reason: str, silent: Collection[ClientId]) -> None:
+        """Let training go on: who is silent is tried again later, and the others are served before."""
+        before = self._folder.before.load()
+        assert before is not None, "the model before a request is kept until the request is done"
+        entries = self._ledger.serving
+        punctual = [e.id for e in entries if e.client not in silent]
+        self._ledger.change(punctual, _not_tried)
+        self._ledger.change([e.id for e in entries if e.client in silent], lambda e: e.now("received"))
+        names = [e.id for e in entries]
+        self._say(f"{reason}: {', '.join(names)} waits, and training goes on")
+        self._enter(self.life.postpone(), before[0])
 
     def _end_of_unlearning(self, progress: Progress) -> None:
         names = self._ledger.phase.serving
@@ -270,7 +418,7 @@ class Phases:
         names = tuple(name for name in life.phase.serving if name not in others)
         before = self._folder.before.load()
         assert before is not None, "the model before a request is kept until the request is done"
-        self._ledger.change(others, lambda e: e.now("received"))
+        self._ledger.change(others, _not_tried)
         if life.phase.fallback:  # nothing is left to try
             self._ledger.change(names, lambda e: e.now("failed", reason=reason))
             self._say(f"{', '.join(names)} failed: {reason}")
@@ -298,14 +446,18 @@ class Phases:
             self._roster.note(stage.examples)
             return after
 
-        for progress in advance(stage.session, life.phase.name, stage.state, step, stage.file, meter=stage.fed):
-            if progress.state.round > stage.state.round:
-                self._failures = 0
-            accuracy = self.accuracy(progress.state)
-            measured = "" if accuracy is None else f", accuracy {accuracy:.1f}"
-            self._say(f"recovery round {progress.state.round} of at most {most}{measured}")
-            if lifecycle.recovery_is_over(progress.state.round, most, accuracy, self._config.recover_until or None):
-                break
+        try:
+            for progress in advance(stage.session, life.phase.name, stage.state, step, stage.file, meter=stage.fed):
+                if progress.state.round > stage.state.round:
+                    self._failures = 0
+                accuracy = self.accuracy(progress.state)
+                measured = "" if accuracy is None else f", accuracy {accuracy:.1f}"
+                self._say(f"recovery round {progress.state.round} of at most {most}{measured}")
+                if lifecycle.recovery_is_over(progress.state.round, most, accuracy, self._config.recover_until or None):
+                    break
+        except _TooFewStay as error:
+            self._withdraw(str(error), life.phase.serving)
+            return True
         self._end_of_recovery(progress)
         return True
 
@@ -354,8 +506,10 @@ class Phases:
         memory = self._folder.memory(life.phase)
         memory.move(-1)  # before the first place of the phase, which is to find it gone
         lifecycle.erase(life, self._method, memory.shelf(self._config.method_name), memory.purge)
+        if any(e.method == MODEL_WITHDRAWN for e in self._ledger.serving):
+            memory.purge(lambda _: True)  # it belongs to a model that is no more
         memory.close()
-        served = [e.id for e in self._ledger.serving if e.status == "recovered"]
+        served = [e.id for e in self._ledger.serving if e.open]
         if served:
             self._folder.wipe_messages(self._say)
             self._ledger.change(served, lambda e: e.now("done"))
@@ -397,7 +551,8 @@ class Phases:
             phase.number,
             self._config.timeout,
             self._config.min_replies,
-            serving={e.client: Serving(e.kind, e.request) for e in self._ledger.serving},
+            floor=self._floor if self._nodes.sites() is not None else 0,
+            serving=_served_as_one(self._ledger.serving),
             public=self._parts.public,
         )
         if self._config.check_members:
@@ -412,10 +567,15 @@ class Phases:
     def _gather(self, stage: _Stage) -> None:
         """Wait until enough of those that may take part are here, and let only these be asked."""
         left_out = self.life.left_out
-        needed = max(1, self._config.min_nodes - len(left_out))
+        too_few = self._too_few(left_out)
+        if too_few:
+            raise _TooFewStay(too_few)
+        needed = self._needed(left_out)
+        # A client that did not answer when its request was tried: training goes on without it.
+        postponed = {e.client for e in self._ledger.waiting if e.kind == "client" and e.attempts}
 
         def here() -> list[ClientId]:
-            return sorted(c for c in self._nodes.here if c not in left_out)
+            return sorted(c for c in self._nodes.here if c not in left_out and c not in postponed)
 
         def missing() -> str:
             if len(here()) >= needed:
@@ -430,6 +590,11 @@ class Phases:
         self._nodes.wait(lambda: len(here()) >= needed and bool(able()), what, missing, self._config.wait)
         # Who leaves is not waited for here: it has a deadline of its own.
         stage.session.present = self.life.askable(able())
+
+    def _needed(self, left_out: Collection[ClientId]) -> int:
+        """How many nodes a round waits for: it falls when clients leave, and never below the floor."""
+        staying = int(self._staying(left_out)) if self._nodes.sites() is not None else None
+        return needed_nodes(self._config.min_nodes, self._floor, self._config.quorum, len(left_out), staying)
 
     @contextmanager
     def _round(self, stage: _Stage) -> Iterator[None]:
@@ -446,6 +611,26 @@ class Phases:
             if stage.session.journal:
                 stage.session.journal.clear()  # or a server that is started again would find the same replies
             raise TooFewReplies(str(error)) from error
+
+
+class _TooFewStay(FedquitError):
+    """Fewer than the floor may take part, so that no round can begin."""
+
+
+def _not_tried(entry: Erasure) -> Erasure:
+    """A request that waits again because another client, which was served with it, did not answer."""
+    return entry.now("received", attempts=entry.attempts[:-1])
+
+
+def _served_as_one(entries: Iterable[Erasure]) -> dict[ClientId, Serving]:
+    """What each client is served: requests for samples as one."""
+    requests: dict[ClientId, list[Erasure]] = {}
+    for entry in entries:
+        requests.setdefault(entry.client, []).append(entry)
+    return {
+        client: Serving(own[0].kind, own[0].request, tuple(e.request for e in own[1:]))
+        for client, own in requests.items()
+    }
 
 
 def _arrived(stage: _Stage, journal: Journal | None, ask: Ask, reply: Reply) -> None:

@@ -18,6 +18,7 @@ from fedquit.errors import FedquitError
 from fedquit.flower import wire
 from fedquit.flower.identity import Sites, identity_of, is_registered, takes_part
 from fedquit.flower.judgement import counted_examples
+from fedquit.flower.outbox import Receipt
 from fedquit.flower.roster import Identity, Member, Roster
 from fedquit.flower.transport import LONGEST_POLL, PATIENCE, OutgoingMessage, Transport
 
@@ -29,6 +30,10 @@ OnRequests = Callable[[ClientId, Sequence[wire.Pending], Sequence[str]], None]
 
 Verdicts = Callable[[ClientId], Mapping[str, str]]
 """The outcomes that a client has not received yet: "served" or a reason, by request id."""
+
+
+Receipts = Callable[[ClientId], Mapping[str, Receipt]]
+"""The receipts of a client's requests that are not over, by request id."""
 
 
 class NodesMissing(FedquitError):
@@ -64,6 +69,8 @@ class Presence:
     verdicts: Verdicts
     timeout: float  # seconds for a node's answer about itself
     sites: Callable[[], Sites | None] = lambda: None  # who takes part now, in a closed federation
+    receipts: Receipts = lambda _: {}
+    federation: str = ""  # its id, which clients note beside the time of the last contact
     here: dict[ClientId, int] = field(default_factory=dict)  # the node id of every client that is online
     _clients: dict[int, ClientId] = field(default_factory=dict)  # the client behind each node id
     _backoffs: dict[int, _Backoff] = field(default_factory=dict)  # of nodes that did not say who they are
@@ -82,6 +89,7 @@ class Presence:
         if new_nodes:
             self._meet(new_nodes)
         self.here = {self._clients[node]: node for node in sorted(nodes) if node in self._clients}
+        self.roster.note_seen(self.here, now)
 
     def sweep(self, clients: Sequence[ClientId]) -> None:
         """Ask these clients, as far as they are online, for pending requests, and send them their verdicts."""
@@ -97,6 +105,14 @@ class Presence:
             else:
                 self.roster.note({client: self.counted(client, examples)})
                 self.on_requests(client, pending, settled)
+
+    def revoked(self) -> set[ClientId]:
+        """The clients whose site takes no part any more, in a closed federation."""
+        sites = self.sites()
+        if sites is None:
+            return set()
+        keys = {f"key:{site.identity}" for site in sites.values()}
+        return {number for number, member in self.roster.members.items() if member.key not in keys}
 
     def enrolled(self, client: ClientId) -> int | None:
         """How many examples the operator agreed with a client's site; None where the federation is not closed."""
@@ -186,7 +202,9 @@ class Presence:
         for node in nodes:
             client = clients.get(node)
             verdicts = dict(self.verdicts(client)) if client is not None else {}
-            messages.append(OutgoingMessage(node, wire.QUERY, wire.body_to_records({"verdicts": verdicts})))
+            received = wire.receipts_to_body(self.receipts(client)) if client is not None else {}
+            told = {"verdicts": verdicts, "received": received, "federation": self.federation}
+            messages.append(OutgoingMessage(node, wire.QUERY, wire.body_to_records(told)))
         for message, reply in self.transport.exchange(messages, self.timeout):
             try:
                 if isinstance(reply, str):

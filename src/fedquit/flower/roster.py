@@ -2,19 +2,29 @@
 """All clients that ever were: every identity has a number, fedquit's `ClientId`.
 
 Numbers are given in the order of first appearance, are on disk before anybody is asked, and are never given twice.
+The list has a history: when each client joined, left, or was revoked. `seen.json` says when each was last here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedquit.core import ClientId
 from fedquit.errors import RequestError, StoreError
+from fedquit.flower.outbox import now
+from fedquit.flower.twice import kept, read_json_either, write_json_twice
 from fedquit.utils.files import read_json, write_json
+
+SEEN = "seen.json"
+
+
+JOINED, FORGOTTEN, REVOKED, RETURNED = "joined", "forgotten", "revoked", "returned"
+SAVE_SEEN = 60.0  # seconds between two times that `seen.json` is written
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,12 @@ class Member:
     before_erasure: int = 0  # examples when a request for samples began whose count has not been heard yet
     erased_samples: int = 0  # of the examples that its site was enrolled with
     enrolled: int = 0  # how many these were: once the operator agrees on another number, that one holds
+    history: tuple[tuple[str, str], ...] = ()  # (joined, forgotten, revoked or returned; when)
+
+    @property
+    def standing(self) -> str:
+        """What its history ends with."""
+        return self.history[-1][0] if self.history else JOINED
 
     @property
     def title(self) -> str:
@@ -51,15 +67,9 @@ def _in_order(identity: Identity) -> tuple[str, int, str]:
     return (identity.name, int(rest) if kind == "partition" and rest.isdigit() else 0, identity.key)
 
 
-def read_irreplaceable(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
+def read_irreplaceable(path: Path, kind: type = dict) -> Any:  # noqa: ANN401 - JSON is anything
     """The content of a file that must never be begun anew: it says who takes part no more."""
-    try:
-        return read_json(path)
-    except StoreError as error:
-        raise StoreError(
-            f"{path} cannot be read: restore it from a backup. Do not delete it: it says who is who, and who must "
-            "never take part again."
-        ) from error
+    return read_json_either(path, "who is who, and who must never take part again", kind)
 
 
 class Roster:
@@ -67,8 +77,11 @@ class Roster:
 
     def __init__(self, state: Path) -> None:
         self.path = state / "clients.json"
-        listed = read_irreplaceable(self.path) if self.path.exists() else []
-        self.members: dict[ClientId, Member] = {m["number"]: Member(**m) for m in listed}
+        listed = read_irreplaceable(self.path, list) if kept(self.path) else []
+        self.members: dict[ClientId, Member] = {m["number"]: _member(m) for m in listed}
+        self.seen = read_seen(state)
+        self._seen_path = state / SEEN
+        self._seen_saved = -math.inf
 
     def by_key(self, key: str) -> Member | None:
         """The client of that identity."""
@@ -92,7 +105,9 @@ class Roster:
                 self._count(known.number, examples)
             else:
                 number = len(self.members)
-                self.members[number] = Member(number, examples=examples, **dataclasses.asdict(identity))
+                self.members[number] = Member(
+                    number, examples=examples, history=((JOINED, now()),), **dataclasses.asdict(identity)
+                )
         if self.members != before:
             self._save()
 
@@ -128,12 +143,59 @@ class Roster:
             )
         self._save()
 
+    def note_standing(self, forgotten: Collection[ClientId], revoked: Collection[ClientId]) -> None:
+        """Write down who left or came back since the last time.
+
+        Args:
+            forgotten: all that were forgotten.
+            revoked: all whose site the operator has revoked.
+        """
+        before = dict(self.members)
+        for number, member in before.items():
+            standing = FORGOTTEN if number in forgotten else REVOKED if number in revoked else JOINED
+            if standing == JOINED and member.standing in (FORGOTTEN, REVOKED):
+                standing = RETURNED
+            elif standing == JOINED:
+                continue
+            if standing != member.standing:
+                history = (*member.history, (standing, now()))
+                self.members[number] = dataclasses.replace(member, history=history)
+        if self.members != before:
+            self._save()
+
+    def note_seen(self, clients: Iterable[ClientId], when: float) -> None:
+        """Write down, now and then, who is here.
+
+        Args:
+            clients: who is here.
+            when: Unix time.
+        """
+        before = self.seen.keys()
+        self.seen = {**self.seen, **dict.fromkeys(clients, when)}
+        if when - self._seen_saved >= SAVE_SEEN or self.seen.keys() != before:
+            self._seen_saved = when
+            write_json(self._seen_path, {str(client): at for client, at in sorted(self.seen.items())})
+
     def _save(self) -> None:
-        write_json(self.path, [dataclasses.asdict(m) for _, m in sorted(self.members.items())])
+        write_json_twice(self.path, [dataclasses.asdict(m) for _, m in sorted(self.members.items())])
 
     def find(self, words: str) -> Member:
         """The client that an operator means: by number, name, key, or the beginning of its fingerprint."""
         return find_member(list(self.members.values()), words)
+
+
+def _member(content: Mapping[str, Any]) -> Member:
+    history = tuple((str(what), str(when)) for what, when in content.get("history", ()))
+    return Member(**{**content, "history": history})
+
+
+def read_seen(state: Path) -> dict[ClientId, float]:
+    """When each client was last here (Unix time); nobody where that cannot be read, since it is only told."""
+    try:
+        content = read_json(state / SEEN) if (state / SEEN).exists() else {}
+        return {int(client): float(when) for client, when in content.items()}
+    except (StoreError, AttributeError, TypeError, ValueError):
+        return {}
 
 
 def find_member(members: list[Member], words: str) -> Member:

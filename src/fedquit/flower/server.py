@@ -14,7 +14,8 @@ the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from logging import INFO
@@ -25,6 +26,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedquit.core import ClientId, Params, State
+from fedquit.core.method import require_covered
 from fedquit.core.params import fingerprint
 from fedquit.engine import Address
 from fedquit.errors import FedquitError, InputError, StoreError
@@ -32,15 +34,19 @@ from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.intake import Intake
 from fedquit.flower.ledger import Erasure, Ledger
+from fedquit.flower.log_lines import printable
 from fedquit.flower.membership import read_membership
 from fedquit.flower.phases import Evaluate, Phases, ServerParts
 from fedquit.flower.presence import Presence
 from fedquit.flower.roster import Roster
 from fedquit.flower.state_folder import StateFolder
 from fedquit.flower.transport import Clock, Transport
+from fedquit.flower.twice import RESTORE_STATE, TwinStateFile, kept
+from fedquit.running.lifecycle import has_been_trained
 from fedquit.running.store import locked, save_params
 from fedquit.utils.files import write_json
 
+MUTE_DAYS = 1.0  # without a client, after which the operator is warned of it in each run
 STATUS = 120.0  # seconds in which a node must say who it is; a process starts for that
 
 
@@ -52,6 +58,8 @@ class ServerResult:
     rounds: int  # of ordinary training
     erasures: tuple[Erasure, ...]
     erased: frozenset[ClientId]  # who takes no part any more
+    paused: str = ""  # why training pauses before all rounds are trained; "" if it does not
+    next_time: float | None = None  # when the next request that waits can be served (Unix time); None: none waits
 
 
 def serve(
@@ -81,11 +89,25 @@ def serve(
     config = config or ServerConfig.of(context.run_config)
     state = Path(config.state)
     try:
-        with locked(state):
+        with _only_server(state):
+            state.chmod(0o700)  # whoever else starts the app, with whatever umask
             return _Server(grid, partial(model, context), config, state, evaluate, public, clock or Clock()).run()
     except FedquitError as error:
-        log(INFO, "fedquit: stopped: %s", error)
+        log(INFO, "fedquit: stopped: %s", printable(str(error)))
         raise
+
+
+@contextlib.contextmanager
+def _only_server(state: Path) -> Iterator[None]:
+    """Hold the state directory, which two servers must never share."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(state))
+        except StoreError as error:
+            if isinstance(error.__cause__, BlockingIOError):
+                raise StoreError(f"another server runs on {state}: stop it, or let it go on alone.") from error
+            raise
+        yield
 
 
 class _Server:
@@ -103,16 +125,28 @@ class _Server:
     ) -> None:
         if config.build_method().needs_public_data and public is None:
             raise InputError(f"{config.method_name} needs data of the server's own: give `public` to serve().")
+        self.config = config
         model = functional(make_model)  # type: ignore[arg-type]
         self.initial = model.init(Address(config.run_seed, "init").seed_for("server"))
-        self.folder = StateFolder(state)
+        require_covered(config.build_method(), self.initial)
+        self.clock = clock
+        self.folder = StateFolder(state, self.say)
         self.ledger = Ledger(state, {"seed": config.run_seed, "network": fingerprint(self.initial)})
         self.roster = Roster(state)
-        self.intake = Intake(state, self.ledger, self.roster, config, self.say)
+        self.intake = Intake(state, self.ledger, self.roster, config, self.say, clock.now)
         transport = Transport(grid, self.say, clock)
         seconds = min(config.timeout, STATUS)
         sites = partial(read_membership, state)
-        self.nodes = Presence(transport, self.roster, self.intake.hear, self.ledger.verdicts, seconds, sites)
+        self.nodes = Presence(
+            transport,
+            self.roster,
+            self.intake.hear,
+            self.ledger.verdicts,
+            seconds,
+            sites,
+            receipts=self.ledger.receipts,
+            federation=self.ledger.federation,
+        )
         parts = ServerParts(
             config=config,
             model=model,
@@ -130,39 +164,71 @@ class _Server:
         self.phases = Phases(parts)
 
     def say(self, sentence: str) -> None:
-        """Tell the operator, and keep it."""
-        log(INFO, "fedquit: %s", sentence)
-        self.folder.append({"event": "note", "text": sentence})
+        """Tell the operator, and keep it: on one line, whatever a client has put into it."""
+        text = printable(sentence)
+        log(INFO, "fedquit: %s", text)
+        self.folder.append({"event": "note", "text": text})
 
     def run(self) -> ServerResult:
         """Go on from where the ledger says until all rounds are trained and no request waits."""
         self._begin()
+        self.folder.note_settings(self.config.noted)
         self.folder.clean(self.ledger.phase)
         if self.ledger.phase.kind == "erase":
             self.phases.erase()  # before any node is met: a client that asks is told of what is done
         self.nodes.refresh()
+        self._note_standing()
+        self._warn_of_mute_clients(self.clock.now())
         while True:
             while self.phases.go_on():
                 pass
-            self.nodes.sweep([c for c in self.roster.members if self.ledger.verdicts(c)])
-            if not self.ledger.waiting:
+            news = [c for c in self.roster.members if self.ledger.verdicts(c) or self.ledger.receipts(c)]
+            self.nodes.sweep(news)
+            waited = len(self.ledger.waiting)
+            self.intake.take()
+            settled = len(self.ledger.waiting) < waited
+            if not settled and not self.phases.wait_for_turn():
                 return self._result()
+
+    def _note_standing(self) -> None:
+        self.roster.note_standing(self.ledger.erased, self.nodes.revoked())
+
+    def _warn_of_mute_clients(self, now: float) -> None:
+        """Name the clients that have not been here for long: requests of theirs would reach nobody."""
+        gone = {*self.ledger.erased, *self.nodes.revoked(), *self.nodes.here}
+        for client in sorted(self.roster.members.keys() - gone):
+            days = (now - self.roster.seen.get(client, now)) / 86_400
+            if days >= MUTE_DAYS:
+                title = self.roster[client].title
+                self.say(f"warning: {title} was last here {days:.0f} days ago: a request of its owner reaches nobody")
 
     def _begin(self) -> None:
         """The first model, then the ledger: where there is a ledger there is a model."""
         first = self.folder.model(self.ledger.phase)
-        if not self.ledger.path.exists():
-            if self.roster.path.exists():
+        has_ledger = kept(self.ledger.path)
+        has_clients = kept(self.roster.path)
+        if not has_ledger:
+            if has_clients or self.folder.has_checkpoints:
+                what = "clients" if has_clients else "checkpoints"
                 raise StoreError(
-                    f"{self.folder.path} has clients but no {self.ledger.path.name}, which says who must never take "
-                    "part again: restore it from a backup, or take a new folder."
+                    f"{self.folder.path} has {what} but no {self.ledger.path.name}, which says who must never take "
+                    f"part again, as a folder that was copied in part: {RESTORE_STATE}."
                 )
             first.save(State(self.initial), 0.0)
             self.ledger.save()
-        if not first.path.exists():
+        if not first.exists:
             raise StoreError(
-                f"{self.folder.path} has a ledger but no model: restore it from a backup, or take a new folder."
+                f"{self.folder.path} has a ledger but no model, as a folder that was copied in part: {RESTORE_STATE}."
             )
+        if has_ledger and not has_clients and (self.ledger.knows_clients or self._has_trained(first)):
+            raise StoreError(
+                f"{self.folder.path} has no {self.roster.path.name}, which says who is who, as a folder that was "
+                f"copied in part: {RESTORE_STATE}."
+            )
+
+    def _has_trained(self, file: TwinStateFile) -> bool:
+        stored = file.load()
+        return stored is not None and has_been_trained(stored[0])
 
     def _result(self) -> ServerResult:
         phase = self.ledger.phase
@@ -170,9 +236,19 @@ class _Server:
         assert stored is not None, "a phase begins with its model on disk"
         state = stored[0]
         rounds = phase.trained + state.round
-        save_params(self.folder.published, state.params)
+        self._note_standing()
+        paused = self.phases.paused
+        next_time = self.phases.queue(patient=True).next_time()
+        if not paused:
+            save_params(self.folder.published, state.params)
         entries = tuple(self.ledger.entries.values())
         accuracy = self.phases.accuracy(state)
-        result = {"rounds": rounds, "accuracy": accuracy, "erasures": [asdict(e) for e in entries]}
+        result = {
+            "rounds": rounds,
+            "accuracy": accuracy,
+            "paused": paused,
+            "next": next_time,
+            "erasures": [asdict(e) for e in entries],
+        }
         write_json(self.folder.result, result)
-        return ServerResult(state.params, rounds, entries, self.ledger.erased)
+        return ServerResult(state.params, rounds, entries, self.ledger.erased, paused, next_time)

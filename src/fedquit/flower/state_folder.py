@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from fedquit.flower.log_lines import timestamp
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
+from fedquit.flower.twice import TwinStateFile
 from fedquit.flower.wire import PHASE_PLACES
 from fedquit.running.lifecycle import Phase
 from fedquit.running.session import Event
-from fedquit.running.store import END, Bounds, DiskMemory, Journal, PrefixedMemory, StateFile
-from fedquit.utils.files import append_line, remove_half_written
+from fedquit.running.store import END, Bounds, DiskMemory, Journal, PrefixedMemory
+from fedquit.utils.files import append_line, remove_half_written, write_json
+from fedquit.utils.version import package_version
+
+SETTINGS = "settings.json"
 
 
 class PhaseMemory(DiskMemory):
@@ -40,14 +47,20 @@ class PhaseMemory(DiskMemory):
 
 
 class StateFolder:
-    """Where the server keeps models, the methods' memory, and what happened."""
+    """Where the server keeps models, the methods' memory, and what happened.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the folder.
+        say: takes a sentence where a damaged checkpoint was read from its copy.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
         self.path = path
+        self._say = say
 
-    def model(self, phase: Phase) -> StateFile:
+    def model(self, phase: Phase) -> TwinStateFile:
         """The model of a phase, after its last round that was committed."""
-        return StateFile(self._of(phase) / "state.safetensors")
+        return TwinStateFile(self._of(phase) / "state.safetensors", self._say)
 
     def journal(self, phase: Phase) -> Journal:
         """The replies of the round at hand."""
@@ -62,13 +75,18 @@ class StateFolder:
         """
         return PhaseMemory(self.path / "memory", phase.number, bounds)
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether a phase other than the first has left a checkpoint here."""
+        return any(folder.name != "000000" for folder in (self.path / "phases").glob("*"))
+
     def _of(self, phase: Phase) -> Path:
         return self.path / "phases" / f"{phase.number:06d}"
 
     @property
-    def before(self) -> StateFile:
+    def before(self) -> TwinStateFile:
         """The model that a request found: methods look back at it while they unlearn; then it is deleted."""
-        return StateFile(self.path / "before.safetensors")
+        return TwinStateFile(self.path / "before.safetensors", self._say)
 
     @property
     def published(self) -> Path:
@@ -80,9 +98,13 @@ class StateFolder:
         """What a run led to, as JSON."""
         return self.path / "result.json"
 
+    def note_settings(self, config: Mapping[str, Any]) -> None:
+        """Write with which settings and version the server runs now, for the operator's commands."""
+        write_json(self.path / SETTINGS, {"fedquit": package_version(), "started": time.time(), "config": dict(config)})
+
     def append(self, event: Event) -> None:
-        """Add a line to the log."""
-        append_line(self.path / "events.jsonl", json.dumps(event))
+        """Add a line to the log, with the time."""
+        append_line(self.path / "events.jsonl", json.dumps({"time": timestamp(time.time()), **event}))
 
     def clean(self, phase: Phase) -> None:
         """Delete every checkpoint that the phase at hand has left behind, also one that a kill left half-way."""
@@ -93,8 +115,8 @@ class StateFolder:
         remove_half_written(self.path)
         remove_half_written(self.path / "memory")
         if phase.kind in ("train", "erase"):
-            self.before.path.unlink(missing_ok=True)
-        if phase.kind == "recover":
+            self.before.delete()
+        if phase.kind in ("recover", "erase"):  # a model that was withdrawn goes to `erase` without a recovery
             self.published.unlink(missing_ok=True)
 
     def wipe_messages(self, say: Callable[[str], None]) -> None:

@@ -15,6 +15,7 @@ class Retrain(Method):
     """The gold standard: as many rounds as before, from the same start, without the forgotten data."""
 
     recovers = False
+    recalibrates = False  # it trains anew, and its statistics with it
     knobs = ()  # it is what the others are measured against
 
     def rounds(self, trained: Trained, request: Request) -> int:

@@ -19,14 +19,15 @@ from torch import Tensor
 from fedquit.core import Batch, ClientId, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
 from fedquit.core.fedavg import cross_entropy
 from fedquit.core.method import Knob, Method
+from fedquit.core.params import weights_of
 from fedquit.errors import RequestError
 from fedquit.utils.names import unknown
 
 
 def head_names(params: Params, head: str) -> list[str]:
     """Return the names of the head's tensors: those that begin with `head`, or those of the last layer."""
-    prefix = head or next(reversed(params)).rpartition(".")[0] + "."
-    names = [n for n in params if n.startswith(prefix)]
+    prefix = head or next(reversed(weights_of(params))).rpartition(".")[0] + "."
+    names = [n for n in weights_of(params) if n.startswith(prefix)]
     if not names:
         raise unknown("head", prefix, sorted({n.rpartition(".")[0] + "." for n in params}))
     return names

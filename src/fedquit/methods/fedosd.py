@@ -19,6 +19,7 @@ from torch.nn import functional
 from fedquit.core import Batch, Federation, Local, Model, Params, Request, Sent, State, Task, Trained
 from fedquit.core.fedavg import cohort, fedavg
 from fedquit.core.method import Knob, Method
+from fedquit.core.params import weights_of
 from fedquit.errors import RequestError
 
 
@@ -37,14 +38,16 @@ class Unlikely(Task):
 
 
 def flat(params: Params) -> Tensor:
-    """All parameters as one vector, in float64: the projections below are of many small numbers."""
-    return torch.cat([p.double().reshape(-1) for p in params.values()])
+    """All weights as one vector, in float64: the projections below are of many small numbers."""
+    return torch.cat([p.double().reshape(-1) for p in weights_of(params).values()])
 
 
 def unflat(vector: Tensor, like: Params) -> Params:
-    """The vector's numbers in the shapes of `like`."""
-    parts = vector.split([p.numel() for p in like.values()])
-    return {n: part.view_as(p).to(p.dtype) for (n, p), part in zip(like.items(), parts, strict=True)}
+    """The vector's numbers in the shapes of the weights of `like`, with its running statistics where it has any."""
+    weights = weights_of(like)
+    parts = vector.split([p.numel() for p in weights.values()])
+    new = {n: part.view_as(p).to(p.dtype) for (n, p), part in zip(weights.items(), parts, strict=True)}
+    return {**like, **new}
 
 
 def orthogonal_to(vector: Tensor, others: Tensor) -> Tensor:

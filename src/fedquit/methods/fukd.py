@@ -103,6 +103,6 @@ class FUKD(Method):
                     "subtract it: serve the request with another method."
                 )
             if f"sum/{u}" in trained.memory:
-                w = sub(w, trained.memory[f"sum/{u}"])
+                w = {**w, **sub(w, trained.memory[f"sum/{u}"])}
         task = Imitate(Local(self.epochs, self.batch_size, "adam", self.lr), temperature=self.temperature)
         return state.next(fed.run_at_server(task, start=w, teacher=state.params))

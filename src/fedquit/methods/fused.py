@@ -82,6 +82,7 @@ class FUSED(Method):
     lr: float = 0.0  # 0: the rate that training has arrived at
     seed: int = 0
 
+    refuses_statistics = "its adapters are added to a frozen model, whose statistics they would not move"
     training_fields = ()
     knobs = (
         Knob("overwriting_rounds", 1, 100),

@@ -30,7 +30,7 @@ from fedquit.core import (
 )
 from fedquit.core.fedavg import cross_entropy
 from fedquit.core.method import Knob, Method, require_whole_clients
-from fedquit.core.params import mean, norm, sub
+from fedquit.core.params import mean, norm, statistics_of, sub, weights_of
 from fedquit.errors import RequestError
 
 
@@ -60,13 +60,13 @@ class Ascend(Task):
                 "to the training; use a method that needs none, such as fedquit or not."
             )
         w, own, a = sent["start"], sent["own"], self.share
-        reference = {n: (p - a * own[n]) / (1 - a) for n, p in w.items()}
+        reference = {n: (p - a * own[n]) / (1 - a) for n, p in weights_of(w).items()}
         drawn = [model.init(self.seed + i) for i in range(self.random_models)]
         apart = torch.stack([self.distance(reference, {n: r.to(w[n]) for n, r in m.items()}) for m in drawn])
         return {**sent, "reference": reference, "ball": {"threshold": apart.mean() / 3}}
 
     def begin(self, sent: Sent) -> Params:
-        return sent["reference"]  # not from the global model
+        return {**sent["reference"], **statistics_of(sent["start"])}  # not from the global model
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
         return -cross_entropy(model(params, batch.x), batch.y)

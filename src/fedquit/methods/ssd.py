@@ -19,7 +19,7 @@ from fedquit.core import Batch, Federation, Local, Measurement, Model, Params, R
 from fedquit.core.fedavg import cross_entropy
 from fedquit.core.gradients import per_example_gradients
 from fedquit.core.method import Knob, Method
-from fedquit.core.params import mean
+from fedquit.core.params import mean, statistics_of, weights_of
 from fedquit.errors import InputError
 
 
@@ -29,11 +29,12 @@ class FisherDiagonal(Measurement):
 
     def statistic(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Params:
         """The squared gradient of each example, `(B, *shape)`."""
+        statistics = statistics_of(params)
 
         def loss(at: Params, some: Batch) -> Tensor:
-            return cross_entropy(model(at, some.x), some.y)
+            return cross_entropy(model({**at, **statistics}, some.x), some.y)
 
-        return {n: g.square() for n, g in per_example_gradients(loss, params, batch).items()}
+        return {n: g.square() for n, g in per_example_gradients(loss, weights_of(params), batch).items()}
 
 
 def dampened(params: Params, forget: Params, other: Params, alpha: float, dampening: float) -> Params:
@@ -46,8 +47,8 @@ def dampened(params: Params, forget: Params, other: Params, alpha: float, dampen
         alpha: how much larger `forget` must be for a weight to be selected.
         dampening: lambda: a selected weight is multiplied by lambda * other / forget, at most by 1.
     """
-    scaled = {}
-    for n, w in params.items():
+    scaled = dict(params)
+    for n, w in weights_of(params).items():
         selected = forget[n] > alpha * other[n]
         factor = (dampening * other[n] / forget[n]).clamp(max=1.0)
         scaled[n] = torch.where(selected, factor * w, w)

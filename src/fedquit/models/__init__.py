@@ -7,23 +7,27 @@ Your own is a factory `(input_shape, classes, **options) -> nn.Module`, named as
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedquit.core import Params
+from fedquit.core.params import fingerprint, is_statistic
+from fedquit.core.projection import Projection
 from fedquit.data.preprocessing import AS_STORED, Preprocessing
 from fedquit.errors import InputError
+from fedquit.models.huggingface import huggingface
 from fedquit.models.lstm import char_lstm
 from fedquit.models.mit import mit_b0
 from fedquit.models.resnet import resnet18
@@ -38,12 +42,17 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "mit_b0": mit_b0,
     "char_lstm": char_lstm,
+    "huggingface": huggingface,
 }
 
 
 @dataclass(frozen=True)
 class FunctionalModel:
     """A `fedquit.core.Model` from a factory of modules; parameters are arguments of every call.
+
+    What is trained are the parameters that require a gradient. BatchNorm's running statistics travel with them
+    (`fedquit.core.params.is_statistic`). Frozen parameters are as the factory makes them with seed 0, whatever the seed
+    of a run: they belong to the network, and are neither sent nor counted.
 
     Attributes:
         build: makes the module; its random initialisation depends on torch's generator alone.
@@ -58,18 +67,25 @@ class FunctionalModel:
     dtype: torch.dtype = torch.float32
     look: Preprocessing = AS_STORED
     _module: nn.Module = field(init=False, repr=False, compare=False)  # lends its forward, never its weights
-    _constants: dict[torch.device, Params] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _training: nn.Module | None = field(init=False, repr=False, compare=False)  # the same in training mode
+    _constants: dict[tuple[torch.device, torch.dtype], Params] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not self.dtype.is_floating_point:
             raise InputError(f"a model cannot have parameters of {self.dtype}: take torch.float32 or torch.float64.")
         module = self._built(seed=0)
         refuse_unsuitable(module)  # in the numbers it came in: another dtype would hide what is complex or shared
-        object.__setattr__(self, "_module", _without_randomness(module.to(self.dtype)))
+        module = _without_counters(module.to(self.dtype))
+        training = _in_training_mode(module) if any(map(_trains_differently, module.modules())) else None
+        object.__setattr__(self, "_training", training)
+        object.__setattr__(self, "_module", _without_randomness(module))
 
     def signature(self) -> str:
-        """Return the layers of the network as text; it enters the key of the training cache."""
-        return repr(self._module)
+        """Return the layers as text, with a hash of what is frozen; it enters the key of the training cache."""
+        frozen = {n: p.detach() for n, p in self._module.named_parameters() if not p.requires_grad}
+        return repr(self._module) + (f" frozen {fingerprint(frozen)}" if frozen else "")
 
     def layers(self) -> list[str]:
         """Return the modules by name and class, and the parameters by name and shape.
@@ -80,8 +96,18 @@ class FunctionalModel:
         return modules + [f"{name}: {tuple(p.shape)}" for name, p in self._module.named_parameters()]
 
     def init(self, seed: int) -> Params:
-        """Return fresh parameters; the seed determines them, and torch's generators stay as they were."""
-        return {n: p.detach() for n, p in self._built(seed).to(self.dtype).named_parameters()}
+        """Return fresh parameters; the seed determines them, and torch's generators stay as they were.
+
+        Frozen parameters are not among them; BatchNorm's running statistics come last.
+        """
+        module = self._built(seed).to(self.dtype)
+        trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+        return trained | {n: b.detach() for n, b in module.named_buffers() if is_statistic(n)}
+
+    @property
+    def training(self) -> TrainingForm | None:
+        """The network as ordinary training computes it, where that differs: with dropout and batch statistics."""
+        return TrainingForm(self) if self._training is not None else None
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return the logits; examples of bytes are preprocessed first, without augmentation.
@@ -93,22 +119,50 @@ class FunctionalModel:
         Returns:
             Logits `(B, C)`, or `(B, T, C)` for sequences.
         """
-        if x.dtype == torch.uint8:
-            x = self.look.plain(x)
-        if x.is_floating_point():
-            x = x.to(next(iter(params.values())).dtype)
-        # strict: a parameter that is missing must not be silently replaced by the module's own.
-        output = functional_call(self._module, {**self._buffers(x.device), **params}, (x,), strict=True)
+        return self._logits(self._module, params, x)
+
+    def projection(self, params: Params, x: Tensor) -> Projection | None:
+        """Return the factors of the logits where the module tells them: one whose forward returns a `Projection`.
+
+        Args:
+            params: all parameters, as `init` returns them.
+            x: the examples, `(B, …)`.
+        """
+        if not getattr(self._module, "projects", False):
+            return None
+        output = self._output(self._module, params, x)
+        assert isinstance(output, Projection)
+        return output
+
+    def _logits(self, module: nn.Module, params: Params, x: Tensor) -> Tensor:
+        output = self._output(module, params, x)
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):
             raise InputError(f"the model returned {type(output).__name__}: its forward must return logits, a tensor.")
         return logits
 
-    def _buffers(self, device: torch.device) -> Params:
-        """Return the buffers on a device, kept there for CUDA graphs, which cannot copy them."""
-        if device not in self._constants:
-            self._constants[device] = {n: b.to(device) for n, b in self._module.named_buffers()}
-        return self._constants[device]
+    def _output(self, module: nn.Module, params: Params, x: Tensor) -> Any:  # noqa: ANN401 - a module's output
+        if x.dtype == torch.uint8:
+            x = self.look.plain(x)
+        dtype = next(iter(params.values())).dtype
+        if x.is_floating_point():
+            x = x.to(dtype)
+        # strict: a parameter that is missing must not be silently replaced by the module's own.
+        return functional_call(module, {**self._buffers(x.device, dtype), **params}, (x,), strict=True)
+
+    def _buffers(self, device: torch.device, dtype: torch.dtype) -> Params:
+        """Return buffers and frozen parameters on a device, kept there for CUDA graphs, which cannot copy them.
+
+        Args:
+            device: where the network computes.
+            dtype: in which it computes: that of frozen parameters, as of the trained ones.
+        """
+        key = device, dtype
+        if key not in self._constants:
+            buffers = {n: b.to(device) for n, b in self._module.named_buffers() if not is_statistic(n)}
+            frozen = {n: p for n, p in self._module.named_parameters() if not p.requires_grad}
+            self._constants[key] = buffers | {n: p.detach().to(device, dtype) for n, p in frozen.items()}
+        return self._constants[key]
 
     def _built(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -119,6 +173,22 @@ class FunctionalModel:
         if not isinstance(module, nn.Module):
             raise InputError(f"the model's factory returned {type(module).__name__}: it must return a torch.nn.Module.")
         return module
+
+
+@dataclass(frozen=True)
+class TrainingForm:
+    """A network in training mode. Engines call it inside `fedquit.engine.training`, which draws all random numbers."""
+
+    model: FunctionalModel
+
+    def init(self, seed: int) -> Params:
+        """Return fresh parameters."""
+        return self.model.init(seed)
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        """Return the logits, with dropout and BatchNorm's batch statistics."""
+        assert self.model._training is not None
+        return self.model._logits(self.model._training, params, x)
 
 
 def load_model(
@@ -168,25 +238,63 @@ def refuse_unsuitable(module: nn.Module) -> None:
     _refuse_parameters(module)
 
 
+_REFUSED: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
+    (
+        (nn.SyncBatchNorm,),
+        "exchanges statistics between processes, which clients are not: use torch.nn.BatchNorm2d instead",
+    ),
+    (
+        (nn.AlphaDropout, nn.FeatureAlphaDropout),
+        "drops units in a way that engines do not cover: use torch.nn.Dropout instead",
+    ),
+    (
+        (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),
+        "draws random numbers that engines could not agree on: use torch.nn.LeakyReLU or torch.nn.MaxPool2d",
+    ),
+)
+
+
 def _unsuitable(layer: nn.Module) -> str:
-    if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):
-        return (
-            "keeps running statistics of the clients' data, which neither averaging nor unlearning would cover: "
-            "use torch.nn.GroupNorm instead"
-        )
+    for kinds, reason in _REFUSED:
+        if isinstance(layer, kinds):
+            return reason
+    if isinstance(layer, _BatchNorm):
+        return _unsuitable_batch_norm(layer)
+    if any(map(is_statistic, _own_tensors(layer))):
+        return "keeps running statistics, which are known of BatchNorm alone: use BatchNorm or GroupNorm instead"
     if _estimates_a_norm(layer):
         return "keeps an estimate of its weights' norm, which does not follow averaged weights: use weight_norm instead"
-    if _drops(layer):
-        return "drops units at random, and engines could not agree on its random numbers: set its dropout to 0"
-    if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
-        return "draws random numbers that engines could not agree on: use torch.nn.LeakyReLU or torch.nn.MaxPool2d"
+    if isinstance(layer, nn.RNNBase) and layer.dropout > 0:
+        return "drops units inside a kernel that draws its own random numbers: set its dropout to 0, use nn.Dropout"
     return ""
 
 
-def _drops(layer: nn.Module) -> bool:
-    if isinstance(layer, _DropoutNd):
-        return layer.p > 0
-    return isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0
+def _unsuitable_batch_norm(layer: _BatchNorm) -> str:
+    if not layer.track_running_stats:
+        return "normalises by the batch even where it is evaluated: set track_running_stats to True"
+    if layer.momentum is None:
+        return "averages over all batches, which clients count apart: give it a momentum, such as 0.1"
+    return ""
+
+
+def _own_tensors(layer: nn.Module) -> list[str]:
+    """Return the names of a layer's own parameters and buffers, without those of layers inside it."""
+    return [n for n, _ in itertools.chain(layer.named_parameters(recurse=False), layer.named_buffers(recurse=False))]
+
+
+def _trains_differently(layer: nn.Module) -> bool:
+    """Return whether a layer computes something else in training mode: BatchNorm, or dropout of any kind.
+
+    Layers that drop say how much in a field of their own, whose name has "drop" in it: `p` of torch's own, `dropout`,
+    `drop_prob`, `attention_dropout` and so on of others.
+    """
+    if isinstance(layer, _BatchNorm):
+        return True
+    name = type(layer).__name__.lower()
+    rates = {
+        field: value for field, value in vars(layer).items() if "drop" in field or (field == "p" and "drop" in name)
+    }
+    return any(isinstance(rate, int | float) and rate > 0 for rate in rates.values())
 
 
 def _estimates_a_norm(layer: nn.Module) -> bool:
@@ -209,6 +317,8 @@ def _refuse_parameters(module: nn.Module) -> None:
         raise InputError(
             f"the model ({type(module).__name__}) has no parameters: there is nothing to train or unlearn."
         )
+    if not any(p.numel() for p in module.parameters() if p.requires_grad):
+        raise InputError(f"the model ({type(module).__name__}) is frozen as a whole: leave some parameters trainable.")
 
 
 def _unusable(p: nn.Parameter) -> str:
@@ -216,9 +326,21 @@ def _unusable(p: nn.Parameter) -> str:
         return "has no values yet: give its layer all sizes, and build it on a real device"
     if not p.is_floating_point():
         return f"is {p.dtype}, and neither optimizers nor averages cover that: use real numbers, or make it a buffer"
-    if not p.requires_grad:
-        return "is frozen, and a federation trains every parameter: make it a buffer, or unfreeze it"
     return ""
+
+
+def _without_counters(module: nn.Module) -> nn.Module:
+    """Drop BatchNorm's counters of batches: only a momentum of None reads them, and that is refused."""
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.num_batches_tracked = None
+    return module
+
+
+def _in_training_mode(module: nn.Module) -> nn.Module:
+    """Return a copy of the module in training mode; the tensors are those of the module."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors}).train()
 
 
 def _without_randomness(module: nn.Module) -> nn.Module:

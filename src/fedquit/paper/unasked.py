@@ -64,7 +64,7 @@ def groups_of(records: Records) -> list[Group]:
         original = next((line for line in comparison.table if line.phase == "original"), None)
         title = str(comparison.recipe.get("title") or comparison.folder)
         if lines:
-            groups.append(Group(title, max(line.runs for line in lines), lines, original))
+            groups.append(Group(title, comparison.targets or max(line.runs for line in lines), lines, original))
     return groups
 
 
@@ -130,8 +130,11 @@ def what_lasts(group: Group) -> Table | None:
             gap = later.get(end)
             beside = (f"Natural {fixed(gap[1])}",) if gap and gap[1] is not None else ()
             cells.append(Cell(fixed(gap[0]) if gap else DASH, beside))
-        rows.append(Line(line.method, cells))
+        leaving = line.leaving.get("forget_acc")
+        verdicts = (leaving.word if leaving else DASH, line.durable.word if line.durable else DASH)
+        rows.append(Line(line.method, [*cells, *(Cell(word, words=True) for word in verdicts)]))
     heads = ["Method", "Rounds", "Gap", "Natural's", "By time", "By the method", *(f"+{end}" for end in AFTER)]
+    heads += ["Against leaving", "After the stop"]
     first = f" Original's gap is {fixed(start)} points." if start is not None else ""
     table = _without_empty(heads, rows)
     return Table(
@@ -140,9 +143,20 @@ def what_lasts(group: Group) -> Table | None:
         table[0],
         table[1],
         "Natural unlearns nothing and trains on for as many rounds. By time: what Natural closes of Original's gap; by "
-        "the method: what the method closes beyond it."
-        + ("" if group.after else " None of these runs goes on after the stop."),
+        "the method: what the method closes beyond it. These are means, and no verdicts." + _lasting_note(group),
     )
+
+
+def _lasting_note(group: Group) -> str:
+    """What the last columns are, or that nothing went on after the stop."""
+    said = ""
+    if any(line.leaving for line in group.lines):
+        said += " Against leaving: the verdict on forget accuracy beside Natural's."
+    if any(line.durable for line in group.lines):
+        said += " After the stop: whether forget and hold-out accuracy stay at Retrain's, judged over several Retrains."
+    elif not group.after:
+        said += " None of these runs goes on after the stop."
+    return said
 
 
 def what_it_costs(group: Group) -> tuple[Table, Drawn] | None:
@@ -170,7 +184,8 @@ def what_it_costs(group: Group) -> tuple[Table, Drawn] | None:
         f"After recovery, over {group.targets} targets: gaps to Retrain in points, costs in percent of Retrain's",
         ["Method", "Forget gap", "Avg. gap", "Sent", "Computing", "On the front"],
         rows,
-        "On the front: no other method has both a smaller forget gap and fewer bytes.",
+        "On the front: no other method has both a smaller forget gap and fewer bytes, by the means alone: that two "
+        "gaps differ is not tested here.",
     )
 
     def paint(figure: Figure) -> None:
@@ -220,8 +235,8 @@ def samples_or_classes(group: Group) -> Table | None:
         ["Model", "Samples", "Distribution", "Together", "Own hold-out"],
         rows,
         "Samples: forget less hold-out accuracy, less Retrain's. Distribution: hold-out accuracy less Retrain's. "
-        "Own hold-out: in how many targets the forgotten data is told from data of the same client that never trained; "
-        "a verdict errs in at most 5 % of cases.",
+        "Own hold-out: for how many requests the forgotten data is told from data of the same client that never "
+        "trained; a verdict errs in at most 5 % of cases.",
     )
 
 

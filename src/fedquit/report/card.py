@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedquit.inference.gaps import CANNOT_TELL, DIFFERS, EQUIVALENT, WORDS, GapVerdict
+from fedquit.inference.leaving import DIFFERS_FROM_LEAVING
 from fedquit.report.figures import label_counts
-from fedquit.report.verdicts import NO_TRACE, TRACES, headline, trace_reasons, trace_word, trace_words, traces
+from fedquit.report.verdicts import TRACES, headline, trace_reasons, trace_word, trace_words, traces
 from fedquit.results import quantities
 from fedquit.results.averages import mean
 from fedquit.results.canaries import canary_audits
@@ -17,8 +18,8 @@ from fedquit.results.folders import RunResults
 from fedquit.results.requests import MANY_CLIENTS, RequestRows, distinct
 from fedquit.results.schema import COSTS, NATURAL, number
 from fedquit.results.summary import MethodGroup, MethodSummary
-from fedquit.results.verdicts import forget_gap, open_question
-from fedquit.results.words import NBSP, count, duration, fixed, percent, scaled, share, signed
+from fedquit.results.verdicts import forget_gap, leaving_sentence, open_question
+from fedquit.results.words import NBSP, NOT_JUDGED, count, duration, fixed, percent, scaled, share, signed
 from fedquit.utils.names import each_named
 
 NOTE = "This is approximate unlearning: what is measured here is evidence that the data was forgotten, not proof."
@@ -236,6 +237,12 @@ def _one(group: MethodGroup) -> list[str]:
             f"The control: Natural, which does not unlearn, has {percent(natural)} forget accuracy after as many "
             f"rounds, {group.label} {percent(now)}{_control_traces(group)}."
         )
+    leaving = group.leaving.get("forget_acc")
+    if leaving is not None and leaving.difference is not None:
+        clause = leaving_sentence(leaving)
+        says.append(f"{clause[:1].upper()}{clause[1:]}.")
+    if group.durable is not None:
+        says.append(f"After the stop, {group.durable.reason}.")
     return says
 
 
@@ -248,7 +255,7 @@ def _control_traces(group: MethodGroup) -> str:
 
 def _trace(verdict: str) -> str:
     word = trace_word(verdict)
-    return TRACES[word] if word in (CANNOT_TELL, NO_TRACE) else f"{word}, {TRACES[word]}"
+    return TRACES[word] if word in (CANNOT_TELL, NOT_JUDGED) else f"{word}, {TRACES[word]}"
 
 
 def _trace_of(request: RequestRows) -> list[str]:
@@ -256,7 +263,7 @@ def _trace_of(request: RequestRows) -> list[str]:
     row = request.row("recovered")
     word = trace_word(str(row.get("holdout_verdict")))
     reason = row.get("holdout_reason")
-    if word in (CANNOT_TELL, NO_TRACE):
+    if word in (CANNOT_TELL, NOT_JUDGED):
         return [f"Its samples: {TRACES[word]}{_auc(request)}."]
     because = f": {reason}; such a verdict errs in at most 5{NBSP}% of cases" if reason else _auc(request)
     return [f"Its samples: {word}.", f"They are {TRACES[word]}{because}."]
@@ -272,7 +279,10 @@ def _auc(request: RequestRows, phase: str = "recovered") -> str:
     auc, low, high = (request.get(phase, key) for key in ("auc", "auc_low", "auc_high"))
     if auc is None:
         return ""
-    if request.row(phase).get("holdout_reason"):  # it holds the interval that decides, which is another one
+    row = request.row(phase)
+    if (
+        row.get("holdout_reason") and row.get("holdout_verdict") != NOT_JUDGED
+    ):  # the reason holds the interval that decides, which is another one
         return f" (AUC {auc:.3f})"
     interval = f", 95{NBSP}% interval {low:.3f} to {high:.3f}" if low is not None and high is not None else ""
     return f" (AUC {auc:.3f}{interval})"
@@ -351,7 +361,29 @@ def _several(groups: Sequence[MethodGroup]) -> list[str]:
             f"The control: Natural, which does not unlearn, has {_span(controls.values())} forget accuracy after as "
             f"many rounds{traced}."
         )
+    by_leaving = _by_leaving(groups)
+    if by_leaving:
+        says.append(f"Forget accuracy beside the control’s: {_listed(by_leaving)}.")
+    lasting: dict[str, list[str]] = {}
+    for group in groups:
+        if group.durable:
+            lasting.setdefault(group.durable.word, []).append(group.label)
+    if lasting:
+        says.append(f"In the rounds after the stop: {_listed(lasting)}.")
     return says
+
+
+def _by_leaving(groups: Sequence[MethodGroup]) -> dict[str, list[str]]:
+    """The methods by their verdict against Natural, with the side on which those that differ lie."""
+    by_word: dict[str, list[str]] = {}
+    for group in groups:
+        verdict = group.leaving.get("forget_acc")
+        if verdict is None:
+            continue
+        side = "lower" if (verdict.difference or 0.0) < 0 else "higher"
+        word = f"{verdict.word}, {side}" if verdict.word == DIFFERS_FROM_LEAVING else verdict.word
+        by_word.setdefault(word, []).append(group.label)
+    return by_word
 
 
 def _by_trace(groups: Sequence[MethodGroup]) -> dict[str, list[str]]:

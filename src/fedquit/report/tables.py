@@ -837,13 +837,16 @@ def pairwise(comparison: Comparison) -> Table | None:
     lines = [Line(method, [_pair_cell(each.get(key)) for key in shown]) for method, each in pairs.items()]
     most = max(pair.units for each in pairs.values() for pair in each.values())
     few = " Two or three targets make wide intervals: take more before ranking methods." if most < 5 else ""
+    shared = any(pair.p is None for each in pairs.values() for key, pair in each.items() if key in shown)
+    open_ = " Targets that share an Original are not independent: nothing is called of them." if shared else ""
     return Table(
         "Compared pairwise, target by target",
         f"The method’s gap to Retrain less that of {comparison.first}, in points, with 95{NBSP}% intervals",
         ["Method", *shown.values()],
         lines,
-        f"Above zero the method is farther from Retrain than {comparison.first}, below zero nearer. It is called a "
-        f"difference where neither Student’s interval (shown) nor a bootstrap one covers zero.{few}",
+        f"Above zero the method is farther from Retrain than {comparison.first}, below zero nearer. Each interval is "
+        f"Student’s, for itself alone. It is called farther or nearer where a bootstrap interval does not cover zero "
+        f"either and p ≤{NBSP}0.05 by Holm’s rule over all methods and columns.{open_}{few}",
     )
 
 

@@ -10,6 +10,7 @@ from fedquit.inference.trace import CANNOT_TELL, FORGOTTEN, OVER_UNLEARNED, REME
 from fedquit.results.requests import RequestRows
 from fedquit.results.summary import count_verdicts
 from fedquit.results.verdicts import OVERALL
+from fedquit.results.words import NOT_JUDGED
 
 HEADLINES = (OVERALL, "forget_acc")  # the verdict on the first of these that is there speaks for a method
 
@@ -21,13 +22,12 @@ def headline(verdicts: Mapping[str, GapVerdict]) -> GapVerdict | None:
 
 # The trace against the client's own hold-out
 
-NO_TRACE = "no trace"  # the word of older results
 TRACES = {
     REMEMBERED: "still told from data of the same clients that never trained",
     FORGOTTEN: "treated like data of the same clients that never trained",
     OVER_UNLEARNED: "treated worse than data of the same clients that never trained, which gives it away, too",
     CANNOT_TELL: "the hold-out cannot tell",
-    NO_TRACE: "no trace against data of the same clients that never trained",
+    NOT_JUDGED: NOT_JUDGED,
 }
 
 
@@ -65,9 +65,9 @@ def trace_words(requests: Sequence[RequestRows], phase: str = "recovered") -> st
 
 
 def trace_reasons(requests: Sequence[RequestRows]) -> list[str]:
-    """Why the hold-outs cannot tell: of each kind of reason the first, and how many of the requests have that kind."""
+    """Why the hold-outs do not tell: of each kind of reason the first, and how many of the requests have that kind."""
     rows = [request.row("recovered") for request in requests]
-    stored = [row.get("holdout_reason") for row in rows if row.get("holdout_verdict") == CANNOT_TELL]
+    stored = [row.get("holdout_reason") for row in rows if row.get("holdout_verdict") in (CANNOT_TELL, NOT_JUDGED)]
     by_kind: dict[str, list[str]] = {}
     for reason in stored:
         if isinstance(reason, str) and reason:

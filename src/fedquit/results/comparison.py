@@ -6,18 +6,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedquit.inference.gaps import Margin
 from fedquit.results import quantities
 from fedquit.results.averages import mean
+from fedquit.results.frames import frame_of_table
 from fedquit.results.path import Point, path_points
 from fedquit.results.references import judged_together
 from fedquit.results.requests import RequestRows, Spreads, distinct, spread_sizes
 from fedquit.results.schema import AGAIN, COMPARED, DISTANCE, SCHEMA, Row
 from fedquit.results.summary import MethodSummary, mean_gaps, mean_levels, summarise, summarise_phase
-from fedquit.results.verdicts import RETRAIN_SEED, against_natural, durable, judged, retrain_table, single_clients
+from fedquit.results.verdicts import (
+    RETRAIN_SEED,
+    against_natural,
+    durable,
+    judged,
+    judged_pairs,
+    retrain_table,
+    single_clients,
+)
 from fedquit.utils.names import each_named
+
+if TYPE_CHECKING:
+    from fedquit.results.frames import DataFrame
 
 Target = int | tuple[int, ...]  # the clients that leave in a run: one, or several together
 Place = tuple[Target, int]  # a target and a seed
@@ -137,6 +149,10 @@ class Comparison:
             fields["retrain_longer"] = self.longer
         return fields if self.runs is None else {**fields, "runs": list(self.runs)}
 
+    def to_pandas(self) -> DataFrame:
+        """The table: a line for Original, Retrain and each method (needs pandas)."""
+        return frame_of_table(self.table)
+
     @staticmethod
     def read(folder: str, stored: Mapping[str, Any]) -> Comparison:
         """From JSON of schema 1; entries that are no objects are left out.
@@ -171,6 +187,11 @@ class Comparison:
     def methods(self) -> dict[str, MethodSummary]:
         """The lines of the methods, by name."""
         return {line.method: line for line in self.table if line.phase == "recovered"}
+
+    @property
+    def targets(self) -> int:
+        """How many clients, or groups of clients, left; 0 where older comparisons do not name their runs."""
+        return len({run.split("/")[-2] for run in self.runs or () if run.count("/") >= 2})
 
     @property
     def failures(self) -> list[Failure]:
@@ -263,7 +284,9 @@ def compare_outcomes(
             )
         )
     together = judged_together([line.references for line in table])
-    return [replace(line, references=references) for line, references in zip(table, together, strict=True)]
+    table = [replace(line, references=references) for line, references in zip(table, together, strict=True)]
+    pairs = judged_pairs({line.method: line.against_first for line in table if line.phase == "recovered"})
+    return [replace(line, against_first=pairs.get(line.method, line.against_first)) for line in table]
 
 
 def retrains_by_seed(retrain_again: RetrainAgain, retrains: Retrains | None) -> dict[Target, dict[int, Row]]:

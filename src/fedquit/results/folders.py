@@ -12,14 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedquit.errors import StoreError
 from fedquit.results.comparison import Comparison
+from fedquit.results.frames import frame_of_rows
 from fedquit.results.path import Point
 from fedquit.results.requests import RequestRows, Spreads
-from fedquit.results.schema import SCHEMA, Row, fault_of_results
+from fedquit.results.schema import SCHEMA, TPRS, Row, fault_of_results
+from fedquit.results.words import JUDGE_ANEW, NOT_JUDGED
 from fedquit.utils.files import write_json
+
+if TYPE_CHECKING:
+    from fedquit.results.frames import DataFrame
 
 RESULTS = "results.json"
 COMPARISON = "comparison.json"
@@ -40,7 +45,7 @@ class RunResults:
         folder: The name to print; within a comparison, from the seed on.
         recipe: As it was carried out.
         versions: Of the packages it was computed with.
-        rows: One for each phase of each request.
+        rows: One for each phase of each request, as they are stored; `events` has them as every view shows them.
         clients: The label counts of each client, where they were stored.
         code: The version of the code that made it; empty in older results.
         spreads: What the comparison around it says about two Retrains.
@@ -64,7 +69,13 @@ class RunResults:
     def __post_init__(self) -> None:
         by_number = groupby(self.rows, key=lambda row: int(row["request"]))
         events = [
-            RequestRows(number, list(rows), self.spreads, control=self.control, longer=self.longer)
+            RequestRows(
+                number,
+                [_without_old_claims(row) for row in rows],
+                self.spreads,
+                control=self.control,
+                longer=self.longer,
+            )
             for number, rows in by_number
         ]
         object.__setattr__(self, "events", events)
@@ -118,12 +129,28 @@ class RunResults:
             extra={key: value for key, value in stored.items() if key not in fields},
         )
 
+    def to_pandas(self) -> DataFrame:
+        """The rows as a table: a line for each phase of each request (needs pandas)."""
+        return frame_of_rows(self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what was read, with every field that this version does not know."""
         named: dict[str, Any] = {"recipe": self.recipe, "versions": self.versions, "rows": self.rows}
         optional = {"code": self.code or None, "clients": self.clients}
         known = {key: value for key, value in optional.items() if value is not None}
         return {"schema": SCHEMA, **named, **known, **self.extra}
+
+
+def _without_old_claims(row: Row) -> Row:
+    """A row without what an earlier version claimed by rules of unknown error rate; other rows are as they are.
+
+    A verdict without its reason is not judged, and bounds of a TPR without that of its FPR covered it too seldom.
+    """
+    uncovered = {f"{key}_{end}" for key in TPRS if f"{key}_fpr_high" not in row for end in ("low", "high")}
+    kept = {key: value for key, value in row.items() if key not in uncovered}
+    if isinstance(row.get("holdout_verdict"), str) and not isinstance(row.get("holdout_reason"), str):
+        kept |= {"holdout_verdict": NOT_JUDGED, "holdout_reason": JUDGE_ANEW}
+    return kept
 
 
 @dataclass(frozen=True)
@@ -259,13 +286,17 @@ def read_sweep(folder: Path) -> Mapping[str, Any]:
 
     Raises:
         StoreError: It is missing, damaged, or of another schema.
+
+    Returns:
+        As it is stored; in a sweep of an earlier version, whose choice nothing confirmed, no rate is chosen.
     """
     path = folder / SWEEP
     advice = "restore it from a backup, or move it away and run the same sweep again, which keeps its runs"
     stored = _read_object(path, advice)
     if not isinstance(stored.get("rates"), list):
         raise _damaged(path, "it has no usable rates", advice)
-    return stored
+    confirmed = any(isinstance(rate, Mapping) and "halves" in rate for rate in stored["rates"])
+    return stored if confirmed else {**stored, "chosen": None, "reason": f"{NOT_JUDGED}: {JUDGE_ANEW}"}
 
 
 def write_sweep(folder: Path, sweep: Mapping[str, Any]) -> None:

@@ -87,6 +87,7 @@ class Paired:
 
     t: Interval  # Student's: exact for normal differences
     bootstrap: Interval  # BCa: for skewed differences; needs more than a few targets
+    p: float = 1.0  # of Student's test that the mean difference is 0, two-sided
 
     @property
     def mean(self) -> float:
@@ -95,7 +96,7 @@ class Paired:
 
     @property
     def different(self) -> bool:
-        """The rule for "a difference between two methods": neither interval covers 0."""
+        """The rule for "a difference between two methods", for this pair alone: neither interval covers 0."""
         return not (self.t.covers(0.0) or self.bootstrap.covers(0.0))
 
 
@@ -120,12 +121,13 @@ def paired(first: npt.ArrayLike, second: npt.ArrayLike, *, confidence: float = 0
         return Paired(unknown, unknown)
     if float(np.ptp(differences)) <= 1e-12 * float(np.abs(differences).max()):  # equal up to rounding
         same = Interval(mean, mean, mean)
-        return Paired(same, same)
+        return Paired(same, same, 0.0 if mean else 1.0)
     from scipy.stats import bootstrap  # late: a report over single runs needs no scipy
     from scipy.stats import t as student
 
     deviation = float(differences.std(ddof=1))
-    half = float(student.ppf((1 + confidence) / 2, targets - 1)) * deviation / math.sqrt(targets)
+    error = deviation / math.sqrt(targets)
+    half = float(student.ppf((1 + confidence) / 2, targets - 1)) * error
     resampled = bootstrap(
         (differences,),
         np.mean,
@@ -137,6 +139,7 @@ def paired(first: npt.ArrayLike, second: npt.ArrayLike, *, confidence: float = 0
     return Paired(
         t=Interval(mean, mean - half, mean + half),
         bootstrap=Interval(mean, float(resampled.low), float(resampled.high)),
+        p=float(2 * student.sf(abs(mean) / error, targets - 1)),
     )
 
 

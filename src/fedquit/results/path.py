@@ -20,7 +20,8 @@ Point = Mapping[str, Any]
 LAST = 10  # rounds at the end of a path, or of a training, that are averaged
 WINDOW = 5  # rounds in each window after the recovery's stop
 AFTER = (5, 10, 20)  # the last round of each window, counted from the stop
-TRAINED = ("recovery", "followed", "training")  # phases in which the retained clients train
+FOLLOWED = "followed"  # the phase after the recovery's stop
+TRAINED = ("recovery", "training")  # phases in which the retained clients train
 
 
 def path_points(stored: object) -> list[Point]:
@@ -95,7 +96,10 @@ def mean_path(paths: Sequence[Sequence[Point]]) -> list[dict[str, Any]]:
 
 
 def last_rounds(path: Sequence[Point], rounds: int = LAST) -> dict[str, float]:
-    """The mean of each accuracy over the last rounds of training after the request, under the names of a row.
+    """The mean of each accuracy over the last rounds of the recovery, or of a training, under the names of a row.
+
+    The rounds that follow the recovery's stop have no part: no row counts their cost, and they have windows of their
+    own (`durability`).
 
     Args:
         path: Of a method, or of a training.
@@ -103,7 +107,7 @@ def last_rounds(path: Sequence[Point], rounds: int = LAST) -> dict[str, float]:
 
     Returns:
         `forget_acc_last` and so on, in percent, and `last_rounds`, the number of rounds averaged: fewer than asked
-        where the path is shorter, and the last one alone where no training followed the unlearning.
+        where the recovery is shorter, and that of the stop alone where no recovery followed the unlearning.
     """
     window = _last(path, rounds)
     return {**_means(window, "last"), "last_rounds": len(window)} if window else {}
@@ -119,7 +123,7 @@ def durability(path: Sequence[Point]) -> dict[str, float]:
         `forget_acc_after_5` (rounds 1 to 5 after the stop), `…_after_10` (6 to 10), `…_after_20` (16 to 20), as far as
         the path reaches.
     """
-    followed = [point for point in path if point.get("phase") == "followed"]
+    followed = [point for point in path if point.get("phase") == FOLLOWED]
     fields: dict[str, float] = {}
     for end in AFTER:
         if len(followed) >= end:
@@ -143,9 +147,10 @@ def last_window(path: Sequence[Point], key: str) -> float | None:
 
 
 def _last(path: Sequence[Point], rounds: int) -> list[Point]:
-    """The last points at which the retained clients had trained; else the last point."""
-    trained = [point for point in path if point.get("phase") in TRAINED]
-    return trained[-rounds:] or list(path[-1:])
+    """The last points up to the stop at which the retained clients had trained; else the point of the stop."""
+    stopped = [point for point in path if point.get("phase") != FOLLOWED]
+    trained = [point for point in stopped if point.get("phase") in TRAINED]
+    return trained[-rounds:] or stopped[-1:]
 
 
 def _means(points: Sequence[Point], suffix: str, prefix: str = "") -> dict[str, float]:

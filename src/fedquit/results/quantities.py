@@ -340,7 +340,10 @@ def spread_tug_of_war(requests: Iterable[RequestRows], first: str = "forget_acc"
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """A method's gap less that of the first method over the same targets, with Student's and a bootstrap interval."""
+    """A method's gap less that of the first method over the same targets, with Student's and a bootstrap interval.
+
+    `p` and `different` of a comparison are corrected over its methods and measures (`verdicts.judged_pairs`).
+    """
 
     mean: float
     low: float
@@ -349,16 +352,18 @@ class PairedDifference:
     bootstrap_high: float | None
     units: int  # so many targets, or seeds of one target
     different: bool
+    p: float | None = None  # of "the mean is 0"; None where targets share an Original, and in older comparisons
 
     @staticmethod
     def read(stored: object) -> PairedDifference | None:
-        """From JSON, or None where a number is missing."""
+        """From JSON, or None where a number is missing; what older versions called different was not corrected."""
         if not isinstance(stored, dict):
             return None
         ends = [number(stored.get(key)) for key in ("mean", "low", "high")]
         known = [end for end in ends if end is not None]
         if len(known) != len(ends):
             return None
+        p = number(stored.get("p"))
         return PairedDifference(
             mean=known[0],
             low=known[1],
@@ -366,7 +371,8 @@ class PairedDifference:
             bootstrap_low=number(stored.get("bootstrap_low")),
             bootstrap_high=number(stored.get("bootstrap_high")),
             units=int(number(stored.get("units")) or 0),
-            different=stored.get("different") is True,
+            different=stored.get("different") is True and p is not None,
+            p=p,
         )
 
 
@@ -374,7 +380,8 @@ def paired_difference(method: Sequence[RequestRows], first: Sequence[RequestRows
     """The gap of a method less that of the first method, over the requests that both served.
 
     The seeds of one target are not independent of each other: they are averaged, and the targets compared. With one
-    target, its seeds are all there is to compare.
+    target, its seeds are all there is to compare. Targets that share a seed, and so an Original, are not independent
+    either: their interval is too narrow, and they have no test.
 
     Args:
         method: The requests of the method.
@@ -388,6 +395,7 @@ def paired_difference(method: Sequence[RequestRows], first: Sequence[RequestRows
     theirs = _gaps_by_place(first, key)
     places = [place for place in ours if place in theirs]
     several_targets = len({clients for clients, _ in places}) > 1
+    shared = several_targets and len({seed for _, seed in places}) < len(places)
     by_unit: dict[Any, list[_Place]] = {}
     for place in places:
         by_unit.setdefault(place[0] if several_targets else place[1], []).append(place)
@@ -405,7 +413,8 @@ def paired_difference(method: Sequence[RequestRows], first: Sequence[RequestRows
         bootstrap_low=result.bootstrap.low,
         bootstrap_high=result.bootstrap.high,
         units=len(units),
-        different=result.different,
+        different=result.different and not shared,
+        p=None if shared else result.p,
     )
 
 

@@ -169,6 +169,7 @@ _TABLE = (
     _cost("budget_spent", "Spent", "share"),
 )
 MEASURES: Mapping[str, Measure] = {measure.key: measure for measure in _TABLE}
+TPRS = tuple(key.removesuffix("_fpr_high") for key in MEASURES if key.endswith("_fpr_high"))
 COMPARED = tuple(measure.key for measure in _TABLE if measure.compared)
 DISTANCE = "forget_js"  # a distance to Retrain by itself, from both models' predictions
 AVERAGED = {"retain": "retain_acc", "forget": "forget_acc", "song": "mia_song_svc", "yeom": "mia_yeom"}  # in Avg. gap

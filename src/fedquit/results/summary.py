@@ -89,7 +89,7 @@ class MethodSummary:
         seconds: Of unlearning and recovery; not stored in `comparison.json`.
         verdicts: By measure, and for `avg_gap`: whether the gap to Retrain is a difference; a comparison sets them.
         leaving: By measure: whether the method differs from Natural at equal rounds; a comparison sets them.
-        durable: Whether the forget accuracy stays at Retrain's after the recovery's stop; a comparison sets it.
+        durable: Whether forget and hold-out accuracy stay at Retrain's after the stop; a comparison sets it.
         clients: By target, as "client 3": its gap in forget accuracy against its own Retrains; a comparison sets them.
         extra: Fields that this version does not know.
     """

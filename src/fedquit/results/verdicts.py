@@ -9,16 +9,18 @@ Verdicts are computed once, when a comparison is built; every view reads them.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from fedquit.inference.durable import DURABLE_WORDS, DurableVerdict, judge_durable
+from fedquit.inference.durable import DURABLE_WORDS, Asked, DurableVerdict, Window, judge_durable, window_field
 from fedquit.inference.gaps import (
     CANNOT_TELL,
     DIFFERS,
     EQUIVALENT,
+    LEVEL,
     WORDS,
     ClientGap,
     GapSample,
@@ -29,14 +31,17 @@ from fedquit.inference.gaps import (
     together,
 )
 from fedquit.inference.leaving import LEAVING_WORDS, LeavingSample, LeavingVerdict, judge_leaving
+from fedquit.inference.multiplicity import holm
 from fedquit.results.path import AFTER, last_window, path_points
+from fedquit.results.quantities import PairedDifference
 from fedquit.results.requests import RequestRows
 from fedquit.results.schema import AVERAGED, NATURAL, ON_PATH, Row, number
 from fedquit.results.words import signed
 
 JUDGED = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
 OVERALL = "avg_gap"  # the key of the verdict over the four measures of Avg. gap
-AGAINST_NATURAL = ("forget_acc", "holdout_acc")  # what a method must change if it does more than leaving does
+PAIRED = (*JUDGED, OVERALL)  # in which each method is compared with the first one
+FORGOTTEN = ("forget_acc", "holdout_acc")  # the samples and the distribution of who leaves: what should change
 RETRAIN_SEED = "retrain_seed"  # the field of a Retrain's row that names its own seed
 
 MARKS = {DIFFERS: "≠", EQUIVALENT: "=", CANNOT_TELL: ""}
@@ -172,9 +177,11 @@ def clients_outside(clients: Mapping[str, ClientGap]) -> str:
 
 
 def durable(methods: Mapping[str, Runs], retrains: Runs, margin: Margin | None) -> dict[str, DurableVerdict]:
-    """Whether the forget accuracy of each method stays at Retrain's after the recovery's stop.
+    """Whether each method stays at Retrain after the recovery's stop, in both kinds of forgetting.
 
-    A window of five rounds after the stop is compared with the last five rounds of each Retrain's training.
+    Forget accuracy is judged, and hold-out accuracy where clients have a hold-out: a gap in the first is memory of the
+    samples and knowledge of the client's distribution together, and the second has the knowledge alone. A window of
+    five rounds after the stop is compared with the last five rounds of each Retrain's training.
 
     Args:
         methods: For each method, by target and seed of the run, its recovered row.
@@ -184,21 +191,22 @@ def durable(methods: Mapping[str, Runs], retrains: Runs, margin: Margin | None) 
     Returns:
         By method; only those that were followed after the stop (`recover.follow`).
     """
-    samples: dict[str, dict[int, GapSample]] = {}
-    for end in AFTER:
-        key = f"forget_acc_after_{end}"
+    samples: dict[str, dict[Window, GapSample]] = {}
+    for window in itertools.product(FORGOTTEN, AFTER):
+        key = window_field(window)
         golds = {
-            target: {seed: _with_window(row, key) for seed, row in own.items()} for target, own in retrains.items()
+            target: {seed: _with_window(row, window) for seed, row in own.items()} for target, own in retrains.items()
         }
         for method, runs in methods.items():
             if all(number(row.get(key)) is not None for by_seed in runs.values() for row in by_seed.values()):
-                samples.setdefault(method, {})[end] = gap_sample(runs, golds, key)
-    return judge_durable(samples, AFTER, margin)
+                samples.setdefault(method, {})[window] = gap_sample(runs, golds, key)
+    names = {key: f"{ON_PATH[key].lower()} accuracy" for key in FORGOTTEN}
+    return judge_durable(samples, Asked(AFTER, names, margin))
 
 
-def _with_window(retrain: Row, key: str) -> Row:
+def _with_window(retrain: Row, window: Window) -> Row:
     """A Retrain's row with its last five rounds under the name of a window."""
-    return {**retrain, key: last_window(path_points(retrain.get("path")), "forget_acc")}
+    return {**retrain, window_field(window): last_window(path_points(retrain.get("path")), window[0])}
 
 
 def against_natural(
@@ -215,7 +223,7 @@ def against_natural(
     """
     samples: dict[tuple[str, str], LeavingSample] = {}
     for method, requests in methods.items():
-        for key in AGAINST_NATURAL if method != NATURAL else ():
+        for key in FORGOTTEN if method != NATURAL else ():
             sample = leaving_sample(requests, key)
             if sample.runs:
                 samples[method, key] = sample
@@ -255,6 +263,29 @@ def _natural_difference(request: RequestRows, key: str) -> float | None:
     own = request.get("recovered", key)
     control = request.natural.get(f"natural_{key}")
     return None if own is None or control is None else own - control
+
+
+def judged_pairs(pairs: Mapping[str, Mapping[str, PairedDifference]]) -> dict[str, dict[str, PairedDifference]]:
+    """Each method against the first one, corrected together by Holm's rule over methods and judged measures.
+
+    Args:
+        pairs: By method and measure, each for itself.
+
+    Returns:
+        The same, with adjusted p-values; the adjusted value of a difference is at most 0.05 as well. Measures that are
+        not judged have none.
+    """
+    family = [(method, key) for method, own in pairs.items() for key in own if key in PAIRED]
+    alone = [pairs[method][key].p for method, key in family]
+    adjusted = dict(zip(family, holm([1.0 if p is None else p for p in alone]), strict=True))
+    judged_all: dict[str, dict[str, PairedDifference]] = {}
+    for method, own in pairs.items():
+        judged_all[method] = {}
+        for key, pair in own.items():
+            p = None if pair.p is None else adjusted.get((method, key))
+            known = p is not None and p <= LEVEL
+            judged_all[method][key] = dataclasses.replace(pair, p=p, different=pair.different and known)
+    return judged_all
 
 
 def read_verdicts(stored: object) -> dict[str, GapVerdict]:

@@ -11,6 +11,8 @@ from fedquit.inference.trace import CANNOT_TELL
 DASH = "–"
 NBSP = "\u00a0"
 FREE = "free"
+NOT_JUDGED = "not judged"  # of a result whose verdict was made by an earlier rule
+JUDGE_ANEW = "an earlier version made this result, by a rule of unknown error rate; run it again into a new folder"
 
 
 def fixed(value: float | None, digits: int = 1) -> str:
@@ -68,7 +70,7 @@ def holdout_verdict(row: Mapping[str, Any], *, in_full: bool = False) -> str:
     """The verdict against the hold-out as a row stores it, or "" where there is none.
 
     Args:
-        row: Of the results; of an older version it has another word and no reason.
+        row: Of the results; that of an older version has no reason, and is not judged.
         in_full: With the whole reason. In short, only a verdict that is open has the first words of its reason.
     """
     verdict = row.get("holdout_verdict")
@@ -76,7 +78,7 @@ def holdout_verdict(row: Mapping[str, Any], *, in_full: bool = False) -> str:
     if not isinstance(verdict, str):
         return ""
     if not isinstance(reason, str):
-        return verdict
+        return f"{NOT_JUDGED}: {JUDGE_ANEW}" if in_full else NOT_JUDGED
     if in_full:
         return f"{verdict}: {reason}"
     return f"{verdict}: {reason.partition(':')[0]}" if verdict == CANNOT_TELL else verdict

@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedquit.core import Batch, Local, Measurement, Model, Params, Sent, Task
+from fedquit.core.params import statistics_of, weights_of
 from fedquit.engine.optim import OPTIMIZERS
+from fedquit.engine.training import measuring
 from fedquit.errors import FedquitError
 from fedquit.utils.names import lookup
 
@@ -135,13 +137,13 @@ def _counted(model: Model, task: Task, sent: Sent, shape: Shape, batch_size: int
     batch = shape.zeros(batch_size)
     if isinstance(task, Measurement):
         with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
-            task.statistic(model, params, sent, batch)
+            task.statistic(measuring(model), params, sent, batch)
         return int(counter.get_total_flops())
-    leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+    leaves = {n: p.detach().requires_grad_() for n, p in weights_of(params).items()}
     curved = lookup(OPTIMIZERS, task.local.optimizer, "optimizer").wants_curvature
     trained = list(leaves.values())
     with torch.enable_grad(), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
-        loss = task.loss(model, leaves, sent, batch).mean()
+        loss = task.loss(model, {**leaves, **statistics_of(params)}, sent, batch).mean()
         gradient = torch.autograd.grad(loss, trained, create_graph=curved, materialize_grads=True)
         if curved:  # a second backward pass, for the curvature along one direction
             along = torch.stack([g.sum() for g in gradient]).sum()

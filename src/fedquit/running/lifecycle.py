@@ -6,13 +6,17 @@ A federation is always in one phase. From each, only these steps lead on; any ot
     phase      step                 next      what changes
     train      join                 join      the new clients are members; nothing lies under their names
     train      begin_unlearning     unlearn   the request is fixed; `trained` is what the method finds
+    train      withdraw             erase     too few would be left: the request is met by dropping the model
     join       join                 join      as from `train`
     join       begin_unlearning     unlearn   as from `train`
     unlearn    fall_back            unlearn   the fallback serves the request, from the model before it
     unlearn    narrow               unlearn   one client of the request is served first, the others wait
+    unlearn    postpone             train     who leaves is silent: training goes on from the model before the request
+    unlearn    withdraw             erase     as from `train`
     unlearn    begin_recovery       recover   whole clients that leave are no members any more
     unlearn    give_up              erase     nothing could serve it: whole clients are left out all the same
     recover    begin_erasing        erase     the method's own server state is dropped
+    recover    withdraw             erase     as from `train`
     erase      resume_training      train     nothing lies under the forgotten clients' names any more
 
 This module decides; it opens no file and asks no client. Who drives it stores the phase, runs the rounds with
@@ -42,9 +46,10 @@ from fedquit.core import (
     Trained,
     Training,
 )
-from fedquit.core.fedavg import fedavg
+from fedquit.core.fedavg import cohort, fedavg
 from fedquit.core.method import Method, is_of
-from fedquit.core.params import require_finite, require_same_shapes
+from fedquit.core.params import require_finite, require_same_shapes, statistics_of
+from fedquit.core.recalibration import recalibrated
 from fedquit.errors import (
     AbsentClientError,
     FedquitError,
@@ -64,13 +69,17 @@ NOBODY = Request(())  # for training that prepares for no request in particular,
 STEPS: Mapping[tuple[PhaseKind, str], PhaseKind] = {
     ("train", "join"): "join",
     ("train", "begin_unlearning"): "unlearn",
+    ("train", "withdraw"): "erase",
     ("join", "join"): "join",
     ("join", "begin_unlearning"): "unlearn",
     ("unlearn", "fall_back"): "unlearn",
     ("unlearn", "narrow"): "unlearn",
+    ("unlearn", "postpone"): "train",
+    ("unlearn", "withdraw"): "erase",
     ("unlearn", "begin_recovery"): "recover",
     ("unlearn", "give_up"): "erase",
     ("recover", "begin_erasing"): "erase",
+    ("recover", "withdraw"): "erase",
     ("erase", "resume_training"): "train",
 }
 
@@ -193,6 +202,29 @@ class Life:
         if not set(request.clients) < set(self.requested.clients):
             raise TransitionError(f"{request.clients} is no part of the request of {self.requested.clients}.")
         return dataclasses.replace(self, phase=phase, request=request)
+
+    def postpone(self) -> Life:
+        """The clients that leave do not answer: training goes on from the model before the request, which waits."""
+        phase = self._step("postpone", serving=(), fallback=False, began=0.0)
+        return dataclasses.replace(self, phase=phase, request=None)
+
+    def withdraw(self, request: Request | None = None, serving: Sequence[str] | None = None) -> Life:
+        """Meet a request by dropping the model, and with it everything that was learned.
+
+        Args:
+            request: who is to be forgotten; None for the request that is being served.
+            serving: the request's names in the ledger; None for those that are being served.
+        """
+        meant = self.requested if request is None else request
+        begun = 0 if request is None else 1
+        phase = self._step(
+            "withdraw",
+            trained=0,
+            served=self.phase.served + begun,
+            serving=self.phase.serving if serving is None else tuple(serving),
+        )
+        left = () if meant.samples else meant.clients
+        return dataclasses.replace(self, phase=phase, request=meant, membership=self.membership.leave_out(left))
 
     def begin_recovery(self) -> Life:
         """The unlearning is over: whole clients that leave take no part from here on."""
@@ -396,12 +428,20 @@ class Hooks:
 def unlearning_round(method: Method, fed: Federation, state: State, trained: Trained, request: Request) -> State:
     """One round of the unlearning by the method that serves the request.
 
+    After the last one, clients that stay measure BatchNorm's statistics anew on retained data, where the model has any.
+
     Raises:
         NonFiniteError: the round's result holds NaN or infinity.
         UnusableModelError: the round's result has other parameters than the model, or other shapes.
     """
     after = method.unlearn(fed, state, trained, request)
     require_usable(after, state, "unlearning")
+    if method.recalibrates and statistics_of(after.params) and after.round == method.rounds(trained, request):
+        training = trained.training
+        stay = cohort(request.stay(fed.clients), training.clients_per_round, fed.seed)
+        new = recalibrated(RetainedData(fed), after.params, stay, training.task.local.batch_size)
+        after = dataclasses.replace(after, params=new)
+        require_usable(after, state, "unlearning")
     return after
 
 

@@ -36,7 +36,7 @@ class Setting:
         clients: in the federation.
         clients_per_round: that take part in a round.
         rounds: of training.
-        model_bytes: size of the model.
+        model_bytes: size of the model; of one with frozen parameters, of what is trained, which alone travels.
         epoch_flops: operations of one client's pass over its data.
         head_weights: weights of the last layer, for FedAU.
         head_biases: biases of the last layer, for FedAU.

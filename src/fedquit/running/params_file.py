@@ -55,6 +55,17 @@ def load_params(path: Path) -> tuple[Params, Meta]:
     return {name: tensors[name] for name in head["names"]}, head["meta"]
 
 
+def read_meta(path: Path) -> Meta:
+    """What `save_params` was told to keep beside the parameters, from the file's head alone."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            described = (file.metadata() or {}).get("described", "")
+        meta: Meta = json.loads(described)["meta"]
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise _damaged(path, str(error)) from error
+    return meta
+
+
 def numbers_in(path: Path) -> int:
     """The bytes of the numbers in such a file, from its head alone."""
     with path.open("rb") as file:

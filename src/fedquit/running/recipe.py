@@ -34,6 +34,7 @@ from fedquit.inference.trace import MARGIN
 from fedquit.utils.names import imported, lookup, unknown
 
 Options = Mapping[str, Any]
+Settings = Sequence[str] | Mapping[str, Any]  # changes of a recipe's keys
 LEVELS = 2  # of recipes that a recipe may extend, so that a file stays readable
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ class DataRecipe:
     name: str = "fashion_mnist_mini"  # of `fedquit list datasets`, or package.module:function
     options: Options = field(default_factory=dict)
     folder: str = ""  # where published data lies; $FEDQUIT_DATA or the user's cache folder unless given
-    partition: str = "lda"  # iid, lda, chunks, file
+    partition: str = "lda"  # iid, lda, chunks, file, owner
     clients: int = 10
     alpha: float = 0.1  # of the Dirichlet distribution, for lda
     partition_file: str = ""
@@ -393,12 +394,13 @@ def _named(folder: Traversable) -> Iterator[str]:
             yield entry.name.removesuffix(".toml")
 
 
-def load(where: str, settings: Sequence[str] = ()) -> Recipe:
+def load(where: str, settings: Settings = ()) -> Recipe:
     """Read a recipe.
 
     Args:
         where: a file that ends in .toml, or the name of a packaged recipe.
-        settings: changes of single keys, each as `key=value`, such as `method.lr=3e-4`.
+        settings: changes of single keys, each as `key=value`, such as `method.lr=3e-4`, or as a mapping such as
+            `{"method.lr": 3e-4}`.
 
     Raises:
         InputError: if the file cannot be read or holds values that cannot be used.
@@ -415,9 +417,34 @@ def load(where: str, settings: Sequence[str] = ()) -> Recipe:
             raise InputError(f"{' extends '.join(chain)}: at most {LEVELS} recipes may lie below one; join some.")
         content = _merged(_read(at), content)
     content.setdefault("request", [{}])
-    for setting in sorted(settings, key=lambda s: not s.startswith("method.name=")):  # a new method, then its keys
-        _set(content, setting)
+    _change(content, settings)
     return build(Recipe, content, "recipe")
+
+
+def changed(recipe: Recipe, settings: Settings) -> Recipe:
+    """A recipe with other values of single keys.
+
+    Args:
+        recipe: the recipe.
+        settings: as `load` takes them.
+
+    Raises:
+        InputError: for values that cannot be used.
+        UnknownNameError: for a key or name that does not exist.
+    """
+    content = recipe.to_dict()
+    content["data"]["folder"] = recipe.data.folder
+    _change(content, settings)
+    return build(Recipe, content, "recipe")
+
+
+def _change(content: dict[str, Any], settings: Settings) -> None:
+    if isinstance(settings, Mapping):
+        pairs = [(key, _jsonable(value)) for key, value in settings.items()]
+    else:
+        pairs = [parse_setting(setting) for setting in settings]
+    for key, value in sorted(pairs, key=lambda pair: pair[0] != "method.name"):  # a new method, then its keys
+        _set(content, key, value)
 
 
 def _read(where: str) -> dict[str, Any]:
@@ -470,8 +497,8 @@ def parse_setting(setting: str) -> tuple[str, Any]:
         return key, text
 
 
-def _set(content: dict[str, Any], setting: str) -> None:
-    key, value = parse_setting(setting)
+def _set(content: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401 - of any key
+    setting = f"{key}={value}"
     *folders, last = key.strip().split(".")
     if key == "method.name" and content.get("method", {}).get("name") != value:
         content["method"] = {}

@@ -15,7 +15,7 @@ from fedquit.audit.metrics.backdoor import Trigger
 from fedquit.audit.passes import Passes
 from fedquit.audit.poison import plant, trigger_for
 from fedquit.core import Memory, Model, Params, Training
-from fedquit.core.method import Method
+from fedquit.core.method import Method, require_covered
 from fedquit.core.params import fingerprint, placed
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
@@ -24,7 +24,8 @@ from fedquit.engine import Address, Choice, Engine, GraphCache, Precision, choos
 from fedquit.errors import InputError
 from fedquit.models import FunctionalModel, load_model
 from fedquit.running.flops import Flops, Shape
-from fedquit.running.recipe import Recipe
+from fedquit.running.in_memory import given_data, given_model
+from fedquit.running.recipe import ModelRecipe, Recipe
 from fedquit.utils.names import source_of
 
 
@@ -79,6 +80,7 @@ class Setup:
         if recipe.seed != self.recipe.seed:
             initial = placed(self.model.init(Address(recipe.seed, "init").seed_for("server")), self.device)
         training = recipe.train.training()
+        require_covered(recipe.build_method(), initial)
         return dataclasses.replace(
             self, recipe=recipe, training=training, initial=initial, method=recipe.build_method()
         )
@@ -128,7 +130,8 @@ def build_setup(recipe: Recipe) -> Setup:
     """
     spec = recipe.data
     dtype = getattr(torch, recipe.model.dtype)
-    dataset = load_dataset(spec.name, folder=spec.folder or None, **spec.options)
+    given = given_data(spec.name)
+    dataset = given.dataset if given else load_dataset(spec.name, folder=spec.folder or None, **spec.options)
     if dataset.x.is_floating_point():
         dataset = dataclasses.replace(dataset, x=dataset.x.to(dtype), test_x=dataset.test_x.to(dtype))
     device = chosen_device(recipe.engine.device)
@@ -142,6 +145,7 @@ def build_setup(recipe: Recipe) -> Setup:
         holdout_by_class=spec.holdout_by_class,
         public=spec.public,
         partition_file=spec.partition_file,
+        parts=given.parts if given else None,
     )
     trigger = None
     evaluate = recipe.evaluate
@@ -149,16 +153,22 @@ def build_setup(recipe: Recipe) -> Setup:
         trigger = trigger_for(dataset, evaluate.backdoor_target, evaluate.backdoor_size)
         data = plant(data, recipe.request[0].clients, evaluate.backdoor, trigger, spec.seed)
     data, canaries = _with_canaries(recipe, data)
-    model = load_model(
-        recipe.model.name, dataset.shape, dataset.classes, dtype=dtype, look=dataset.look, **recipe.model.options
-    )
+    model = _network(recipe.model, dataset, dtype)
     initial = model.init(Address(recipe.seed, "init").seed_for("server"))
     _probe(model, initial, dataset)
     data = dataclasses.replace(data, dataset=data.dataset.to(device))
     initial = placed(initial, device)
     flops = Flops(model, Shape.of(dataset.x, dataset.y), len(data.public))
     training = recipe.train.training()
+    require_covered(recipe.build_method(), initial)
     return Setup(recipe, data, model, training, initial, recipe.build_method(), flops, trigger, canaries)
+
+
+def _network(spec: ModelRecipe, dataset: Dataset, dtype: torch.dtype) -> FunctionalModel:
+    given = given_model(spec.name)
+    if given:
+        return FunctionalModel(given.build, dtype, dataset.look)
+    return load_model(spec.name, dataset.shape, dataset.classes, dtype=dtype, look=dataset.look, **spec.options)
 
 
 def _on_same_data(one: Recipe, other: Recipe) -> bool:

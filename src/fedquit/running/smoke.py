@@ -77,8 +77,8 @@ def _data(spec: DataRecipe, clients: int) -> DataRecipe:
     options: dict[str, Any] = {"examples": clients * EXAMPLES}
     if spec.name in CIFARS or spec.name == "cub200":
         name, options = "images", {**options, "like": spec.name, **spec.options}
-    elif spec.name == "shakespeare":
-        name, options = "text", {**options, **spec.options}
+    elif spec.name in ("shakespeare", "shakespeare_speakers", "sotu"):
+        name, options = "text", {**options, **spec.options, "clients": clients}
     else:
         name, options = "few", {**options, "of": spec.name, "options": dict(spec.options)}
     return replace(
@@ -126,21 +126,33 @@ def images(
     return Dataset(*drawn(examples), *drawn(TEST_EXAMPLES), classes, preprocessing)
 
 
-def text(*, examples: int, window: int = 80, clients: int | None = None) -> Dataset:
-    """Windows of random characters; the label of each character is the next one.
+def text(
+    *,
+    examples: int,
+    window: int = 80,
+    clients: int = 1,
+    vocabulary: int = LETTERS,
+    tokens: str = "characters",
+    skip: int = 0,
+) -> Dataset:
+    """Windows of random tokens; the label of each token is the next one.
 
     Args:
         examples: training windows.
-        window: characters of one example.
-        clients: accepted as an option of shakespeare, without effect.
+        window: tokens of one example.
+        clients: who own as many windows each.
+        vocabulary: how many different tokens.
+        tokens: accepted as an option of texts, without effect.
+        skip: accepted as an option of texts, without effect.
     """
     generator = torch.Generator().manual_seed(0)
+    owner = torch.arange(examples) * clients // examples
 
     def drawn(count: int) -> tuple[Tensor, Tensor]:
-        letters = torch.randint(LETTERS, (count, window + 1), generator=generator)
+        letters = torch.randint(vocabulary, (count, window + 1), generator=generator)
         return letters[:, :-1].contiguous(), letters[:, 1:].contiguous()
 
-    return Dataset(*drawn(examples), *drawn(TEST_EXAMPLES), LETTERS)
+    return Dataset(*drawn(examples), *drawn(TEST_EXAMPLES), vocabulary, owner=owner)
 
 
 def few(*, of: str, options: dict[str, object], examples: int, folder: str | Path | None = None) -> Dataset:

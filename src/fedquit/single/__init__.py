@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from fedquit.single.forgetting import NoRateError as NoRateError
     from fedquit.single.forgetting import forget as forget
     from fedquit.single.recovery import recover as recover
+    from fedquit.single.trainer import trainer_options as trainer_options
 
-__all__ = ["Evidence", "Forgotten", "NoRateError", "evaluate", "forget", "recover"]
+__all__ = ["Evidence", "Forgotten", "NoRateError", "evaluate", "forget", "recover", "trainer_options"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
@@ -24,5 +25,6 @@ if not TYPE_CHECKING:
             "fedquit.single.evidence": ["Evidence", "evaluate"],
             "fedquit.single.forgetting": ["Forgotten", "NoRateError", "forget"],
             "fedquit.single.recovery": ["recover"],
+            "fedquit.single.trainer": ["trainer_options"],
         },
     )

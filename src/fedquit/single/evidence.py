@@ -19,6 +19,8 @@ from fedquit.distill.virtual_teacher import check_labels
 from fedquit.errors import InputError
 from fedquit.inference.trace import MARGIN
 
+MOST_TEXTS = 8  # in a pass of a causal language model, whose logits are (texts, positions, vocabulary)
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -172,13 +174,13 @@ def _scores(
     how: Mapping[str, Any],
 ) -> dict[str, Scores]:
     """The scores of every example of every set, under one model in evaluation mode."""
-    judged = copied(model, place).eval()
+    judged = copied(model, place, share_frozen=True).eval()
     reader = Reader(model, **how)
     found = {}
     for name, data in sets.items():
         parts = []
         with torch.no_grad():
-            for batch in Batches(data, 1, batch_size, collate=collate):
+            for batch in Batches(data, 1, min(batch_size, MOST_TEXTS) if reader.shift else batch_size, collate=collate):
                 inputs, targets = reader.split(mapped(batch, lambda tensor: tensor.to(place)))
                 logits = reader.logits(judged, inputs)
                 kept = reader.kept(targets)

@@ -140,6 +140,7 @@ def forget(
     device: torch.device | str | None = None,
     callback: Callback | None = None,
     progress: bool = False,
+    share_frozen: bool = False,
     **options: Any,  # noqa: ANN401 - of the method
 ) -> Forgotten:
     """Make a model forget data, repair it, and say what can be told about the result; the given model is left as it is.
@@ -178,6 +179,8 @@ def forget(
         device: where to work; by default where the model's parameters are.
         callback: is told of each step of the unlearning; when it returns True, that step was the last.
         progress: show bars with the time left.
+        share_frozen: whether frozen parameters of the result share memory with the given model's, so that a large
+            model with adapters is not copied; whoever then changes the one in place, changes the other.
         options: of the method: of FedQUIT `teacher`, `loss`, and the teacher's own; of SCRUB `max_steps`, `min_steps`,
             `alpha`, `gamma`, `temperature`; of `ssd` `alpha` and `dampening`.
 
@@ -211,15 +214,16 @@ def forget(
     }
     sets = {"forget": forget, "holdout": holdout, "retain": retain, "test": test}
 
-    def unlearned_with(rate: float | None) -> nn.Module:
-        return chosen.run(model, forget, retain, how | ({} if rate is None else {"lr": rate}), own)
+    def unlearned_with(rate: float | None, *, share: bool = True) -> nn.Module:
+        rated = how | {"share_frozen": share} | ({} if rate is None else {"lr": rate})
+        return chosen.run(model, forget, retain, rated, own)
 
     def recovered_from(student: nn.Module) -> nn.Module | None:
         if retain is None or recover_epochs == 0:
             return None
         return recover(
             student, retain, lr=recover_lr or 0.0, epochs=recover_epochs, batch_size=batch_size,
-            optimizer=recover_optimizer, autocast=autocast, seed=seed, progress=progress, **reading,
+            optimizer=recover_optimizer, autocast=autocast, seed=seed, progress=progress, share_frozen=True, **reading,
         )  # fmt: skip
 
     def judged(one: nn.Module, original: Evidence | None) -> Evidence:
@@ -235,9 +239,9 @@ def forget(
         if sweep.chosen is None:
             raise NoRateError(f"no rate can be recommended: {sweep.reason}. Give lr=… to choose one yourself.", sweep)
         rate = sweep.chosen.lr
-    student = unlearned_with(rate)
+    student = unlearned_with(rate, share=share_frozen)
     unlearned = judged(student, before)
-    repaired = recovered_from(student)
+    repaired = recovered_from(student)  # it may share with the student, which nobody else has
     recovered = judged(repaired, before) if repaired is not None else None
     final = repaired if repaired is not None else student
     unmoved = _unmoved(model, final)

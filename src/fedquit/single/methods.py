@@ -82,7 +82,7 @@ def _random_labels(
 
 def _not(model: nn.Module, _forget: Data, _retain: Data | None, how: How, _options: Mapping[str, Any]) -> nn.Module:
     """NoT (Khalil et al. 2025): negate the weights of the first layer; recovery does the rest."""
-    student = copied(model, place_of(model, how["device"]))
+    student = copied(model, place_of(model, how["device"]), share_frozen=how.get("share_frozen", False))
     first = next((p for p in student.parameters() if p.requires_grad and p.ndim >= 2), None)
     if first is None:
         raise InputError("the model has no trainable layer with weights to negate: thaw its first layer.")
@@ -122,7 +122,7 @@ def _scrub(model: nn.Module, forget: Data, retain: Data | None, how: How, option
 def _ssd(model: nn.Module, forget: Data, retain: Data | None, how: How, options: Mapping[str, Any]) -> nn.Module:
     """Selective synaptic dampening (Foster et al. 2024): scale down weights that matter more to the forget data."""
     assert retain is not None
-    student = copied(model, place_of(model, how["device"])).eval()
+    student = copied(model, place_of(model, how["device"]), share_frozen=how.get("share_frozen", False)).eval()
     own, others = (_fisher_diagonal(student, data, how) for data in (forget, retain))
     moving = {name: p for name, p in student.named_parameters() if p.requires_grad}
     weights = {name: p.detach() for name, p in moving.items()}

@@ -36,6 +36,7 @@ def recover(
     device: torch.device | str | None = None,
     callback: Callback | None = None,
     progress: bool = False,
+    share_frozen: bool = False,
 ) -> nn.Module:
     """Return a copy of the model, trained on the retain data with cross-entropy; the given model is left as it is.
 
@@ -60,6 +61,7 @@ def recover(
         device: where to work; by default where the model's parameters are.
         callback: is told of each step; when it returns True, that step was the last.
         progress: show a bar with the time left.
+        share_frozen: whether frozen parameters share memory with the given model's.
 
     Returns:
         A new module on `device`, whose gradients are empty.
@@ -89,6 +91,7 @@ def recover(
         device=device,
         callback=callback,
         title="Recovering" if progress else "",
+        share_frozen=share_frozen,
     )
 
 

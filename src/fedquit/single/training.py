@@ -18,6 +18,7 @@ from fedquit.distill.unlearning import (
     check_count,
     check_rate,
     copied,
+    is_finite,
     learner,
     place_of,
     student_logits,
@@ -64,6 +65,7 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
     device: torch.device | str | None,
     callback: Callback | None,
     title: str,
+    share_frozen: bool,
     teacher: nn.Module | None = None,
 ) -> nn.Module:
     """Return a trained copy; the other arguments are those of `fedquit.recover`.
@@ -82,8 +84,8 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
     generator = torch.Generator().manual_seed(seed)
     batches = Batches(data, epochs, batch_size, generator, collate)
     reader = Reader(model, forward=forward, labels=labels, shift=shift, class_dim=class_dim, ignore_index=ignore_index)
-    student = learner(copied(model, place), norm=norm, dropout=dropout)
-    teaching = copied(teacher, place).eval() if teacher is not None else None
+    student = learner(copied(model, place, share_frozen=share_frozen), norm=norm, dropout=dropout)
+    teaching = copied(teacher, place, share_frozen=True).eval() if teacher is not None else None
 
     def losses_of(batch: object) -> Tensor | None:
         inputs, targets = reader.split(batch)
@@ -106,6 +108,6 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
     take_steps(
         steps, losses_of, batches, student, seed=seed, place=place, autocast=autocast, callback=callback, title=title
     )
-    if not all(weight.isfinite().all() for weight in (*student.parameters(), *student.buffers())):
+    if not is_finite(student):
         raise NonFiniteError(f"the weights are no longer finite after training with lr={lr}: lower it.")
     return as_given(student, model)

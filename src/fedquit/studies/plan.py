@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedquit.core.method import Method
@@ -24,12 +25,13 @@ from fedquit.errors import InputError
 from fedquit.inference.gaps import Margin
 from fedquit.results.comparison import Target, members
 from fedquit.results.study_folder import PlannedUnit, StudyFolder
-from fedquit.running.recipe import Options, Recipe, build, load
+from fedquit.running.recipe import Options, Recipe, build, changed, load
 from fedquit.studies.comparison import parse_targets
 from fedquit.utils.names import lookup, unknown
 
 Section = Mapping[str, Any]  # the section [method] of a recipe
 Seeds = tuple[int, ...]
+NONE_GIVEN: Mapping[str, Recipe] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,12 @@ def _words(targets: object) -> object:
 
 
 def expand(
-    study: StudyFile, *, beside: Path = Path(), data_dir: Path | None = None, partitions: Path | None = None
+    study: StudyFile,
+    *,
+    beside: Path = Path(),
+    data_dir: Path | None = None,
+    partitions: Path | None = None,
+    recipes: Mapping[str, Recipe] = NONE_GIVEN,
 ) -> Plan:
     """Expand a study into its units.
 
@@ -259,6 +266,7 @@ def expand(
         beside: The folder of the study, where recipes and partition files may lie.
         data_dir: Where published data lies; else as recipes say.
         partitions: Where partition files lie; else beside the study.
+        recipes: Those that a program gives as objects, by the name under which blocks speak of them.
 
     Raises:
         InputError: A block cannot be carried out, or two of one name differ.
@@ -266,7 +274,7 @@ def expand(
     settings: dict[str, Recipe] = {}
     chosen: list[tuple[Block, str, list[Variant]]] = []
     for block in study.block:
-        recipe = _setting(block, beside, data_dir, partitions or beside)
+        recipe = _setting(block, beside, data_dir, partitions or beside, recipes)
         name = block.name or block.recipe.removesuffix(".toml").rpartition("/")[2]
         if not re.fullmatch(r"[\w.+=-]+", name) or name.startswith("."):
             raise InputError(f"{name!r} is no name of a setting: take letters, digits, dots and dashes.")
@@ -277,9 +285,11 @@ def expand(
     return Plan(study.title, study.margin, settings, tuple(expansion.units()))
 
 
-def _setting(block: Block, beside: Path, data_dir: Path | None, partitions: Path) -> Recipe:
+def _setting(
+    block: Block, beside: Path, data_dir: Path | None, partitions: Path, recipes: Mapping[str, Recipe]
+) -> Recipe:
     where = str(beside / block.recipe) if block.recipe.endswith(".toml") else block.recipe
-    recipe = load(where, block.set)
+    recipe = changed(recipes[where], block.set) if where in recipes else load(where, block.set)
     if [event.kind for event in recipe.request] != ["forget"]:
         raise InputError(f"a study is over single requests to forget, and {block.recipe} has other events: change it.")
     if recipe.retrain_seed is not None:

@@ -71,6 +71,29 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         flush_folder(path.parent)
 
 
+@contextlib.contextmanager
+def only_owner() -> Iterator[None]:
+    """Let files and folders that this process and its children make be readable by their owner alone, for a while."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def open_to_others(folder: Path) -> list[Path]:
+    """The files and folders in a folder, and itself, that other users than the owner may read or enter."""
+    paths = [folder, *sorted(folder.rglob("*"))] if folder.exists() else []
+    return [path for path in paths if not path.is_symlink() and path.stat().st_mode & 0o077]
+
+
+def close_to_others(folder: Path) -> None:
+    """Let nobody but its owner read a folder that is there, nor anything in it."""
+    for path in open_to_others(folder):
+        with _explain_write_error(path):
+            path.chmod(path.stat().st_mode & 0o700)
+
+
 def remove_half_written(folder: Path) -> None:
     """Delete what killed writes left in a folder; nobody else may be writing there."""
     for path in folder.glob(".*"):

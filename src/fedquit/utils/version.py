@@ -12,6 +12,11 @@ PACKAGE = Path(__file__).resolve().parents[1]
 PATIENCE = 10.0  # seconds that git may take
 
 
+def package_version() -> str:
+    """The version of the package."""
+    return str(import_module("fedquit").__version__)
+
+
 @cache
 def code_version() -> dict[str, str | bool]:
     """The version, and from a checkout the commit and whether files differ from it; asked once for each process.
@@ -19,7 +24,7 @@ def code_version() -> dict[str, str | bool]:
     Returns:
         `version`; from a checkout also `commit` (40 hex digits), and `dirty` where git is there to tell.
     """
-    code: dict[str, str | bool] = {"version": import_module("fedquit").__version__}
+    code: dict[str, str | bool] = {"version": package_version()}
     root = PACKAGE.parents[1]
     commit = _commit(root)
     if commit:

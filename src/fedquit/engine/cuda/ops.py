@@ -22,7 +22,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from fedquit.engine.cuda.gradient_buffer import GradientBuffer
-from fedquit.engine.stacked.overrides import OperatorOverride, Overrides, channels_first, channels_last, square
+from fedquit.engine.overrides import OperatorOverride, Overrides, channels_first, channels_last, square
 from fedquit.models.fused import conv_with_input, norm_relu
 
 HALF_TYPES = (torch.bfloat16, torch.float16)

@@ -21,7 +21,7 @@ from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.autograd import Function
 from torch.nn import functional
 
-from fedquit.engine.stacked.overrides import OperatorOverride, Overrides, channels_first, channels_last, square
+from fedquit.engine.overrides import OperatorOverride, Overrides, channels_first, channels_last, square
 from fedquit.models.fused import conv_with_input, norm_relu
 
 MAX_UNFOLDED = 1 << 16  # numbers of one client's unfolded images: beyond that, unfolding costs more than it saves

@@ -121,14 +121,15 @@ class StackedEngine:
         common: tuple[Sent, Params] | None = None
         for client in clients:
             indices = self._indices_of(client, ask.split, ask.address.seed)
-            plan = make_plan(len(indices.at), task.local, ask.address.seed_for(client), label_shape, draws)
+            seed = ask.address.seed_for(client)
+            plan = make_plan(len(indices.at), task.local, seed, label_shape, draws)
             own = client_memory(self.memory, task, client)
             if own:
                 prepared = self._prepared(task, {**ask.sent, **own})
             else:
                 common = common or self._prepared(task, ask.sent)
                 prepared = common
-            jobs.append(Job(client, indices, plan, *prepared))
+            jobs.append(Job(client, indices, plan, *prepared, seed))
         return jobs
 
     def _prepared(self, task: Task, sent: Sent) -> tuple[Sent, Params]:

@@ -29,6 +29,7 @@ class Job:
         plan: Its steps.
         sent: What it was sent, what it had in its memory, and what the task prepared from that.
         start: The parameters that it begins with.
+        seed: Of the random numbers inside a network that drops.
     """
 
     client: ClientId
@@ -36,6 +37,7 @@ class Job:
     plan: Plan
     sent: Sent
     start: Params
+    seed: int = 0
 
     @property
     def steps(self) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedquit.core import Batch, ClientId, Model, Params, Sent, Task
-from fedquit.core.params import placed
+from fedquit.core.params import placed, weights_of
 from fedquit.data.federated import Dataset
 from fedquit.engine.api import LocalResult
 from fedquit.engine.cuda.gradient_buffer import GradientBuffer
@@ -33,6 +33,8 @@ from fedquit.engine.stacked.inputs import Inputs
 from fedquit.engine.stacked.layout import Layout
 from fedquit.engine.stacked.schedule import Job, Schedule
 from fedquit.engine.stacked.sent import SentParams, stacked
+from fedquit.engine.stacked.training_state import TrainingState
+from fedquit.engine.training import TrainingModel
 from fedquit.utils.names import lookup
 
 
@@ -149,7 +151,7 @@ class Work:
             numerics: What a step computes in and with.
         """
         device = dataset.y.device
-        start = jobs[0].start
+        start = weights_of(jobs[0].start)
         draws = dataset.look.draws if task.augments else 0
         shapes = {n: tuple(p.shape) for n, p in start.items()}
         layout = Layout(shapes, output_channels_last=numerics.kernels or numerics.cpu_ops)
@@ -168,6 +170,7 @@ class Work:
         self.inputs = Inputs(dataset, schedule, draws, ahead=computes_in if numerics.captured else None)
         self.sent = SentParams(device, static=numerics.captured, bf16=numerics.bf16)
         self.sent.load(jobs)
+        self.training_state = TrainingState.of(model, task, jobs, device)  # None for most networks
 
     def load(self, jobs: Sequence[Job]) -> None:
         """Take the work of a round; the clients with the most steps come first."""
@@ -175,6 +178,8 @@ class Work:
         self.clients.load(jobs)
         self.losses.zero_()
         self.inputs.load(jobs)
+        if self.training_state is not None:
+            self.training_state.load(jobs)
 
     def step(self, width: int, clock: Clock, gradients_of: GradientFunction) -> None:
         """Take the first clients one step on.
@@ -191,6 +196,8 @@ class Work:
         per_client = self.sent.of_clients(width)
         x = self.inputs.x(plan, clock.index)
         batch = x, self.inputs.dataset.y[plan.at], plan.u, plan.fixed, plan.forget
+        if self.training_state is not None:
+            gradients_of = partial(self._stateful_gradients, self.training_state, clock.index)
         try:
             loss, gradients = gradients_of(self.sent.shared, plan.share, params, copies, per_client, batch)
         finally:  # also where memory ran out: a capture has to end on the stream it began on
@@ -226,6 +233,69 @@ class Work:
         loss = (losses * share.to(losses.dtype)).sum(1)  # (width,)
         leaves = [*copies.values(), *params.values()]
         return loss, torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
+
+    def _stateful_gradients(
+        self,
+        state: TrainingState,
+        step: int | Tensor,
+        shared: Sent,
+        share: Tensor,
+        params: Params,
+        copies: Params,
+        per_client: Sent,
+        batch: Sequence[Tensor],
+    ) -> tuple[Tensor, Gradients]:
+        """Compute losses and gradients, as `gradients`, of a network with dropout or BatchNorm.
+
+        Args:
+            state: Seeds and running statistics of the clients; the latter are taken one step on.
+            step: The step's place in the schedule, from 0; as a tensor, (1,).
+            shared: See `gradients`, as for those that follow.
+            share: (width, B).
+            params: Leaves (width, *shape).
+            copies: The same in bfloat16, or nothing.
+            per_client: (width, *shape).
+            batch: Each (width, B, ...).
+        """
+        width = len(share)
+        before = state.of_clients(width)
+        function = vmap(partial(self._stateful_loss, state.form, shared))
+        inputs = params, copies, per_client, before, state.keys(width, step), share, *batch
+        losses, after = function(*inputs)  # (width, B), and statistics (width, *shape)
+        loss = (losses * share.to(losses.dtype)).sum(1)  # (width,)
+        leaves = [*copies.values(), *params.values()]
+        gradients = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
+        with torch.no_grad():
+            state.update(after, width)  # in place, so after the backward pass, which may read them
+        return loss, gradients
+
+    def _stateful_loss(
+        self,
+        form: Model | None,
+        shared: Sent,
+        params: Params,
+        copies: Params,
+        per_client: Sent,
+        statistics: Params,
+        key: Tensor,
+        share: Tensor,
+        *batch: Tensor,
+    ) -> tuple[Tensor, Params]:
+        """Return the loss of each example of one client, (B,), and its statistics after the step, inside `vmap`."""
+        step = None if form is None else TrainingModel(self.model, form, key, share)
+        model = self.model if step is None else step
+        whole = {**params, **statistics}
+        if self.numerics.bf16:
+            shared_copies = ((self.sent.shared[name], low) for name, low in self.sent.shared_low.items())
+            # In training the batch's statistics are computed and recorded in their own precision; in evaluation torch
+            # wants all tensors of a BatchNorm alike.
+            low = statistics if step else {n: s.to(torch.bfloat16) for n, s in statistics.items()}
+            known = [(whole, {**copies, **low}), *shared_copies]
+            model = Bfloat16Model(model, known, self.numerics.kernels, self.gradient_buffer)
+        with CpuOps() if self.numerics.cpu_ops else contextlib.nullcontext():
+            losses = self.task.loss(model, whole, {**shared, **per_client}, Batch(*batch))
+        after = {} if step is None else step.statistics
+        return losses, {n: after.get(n, s) for n, s in statistics.items()}
 
     def _loss(self, shared: Sent, params: Params, copies: Params, per_client: Sent, *batch: Tensor) -> Tensor:
         """Return the loss of each example of one client, (B,), inside `vmap`."""
@@ -309,6 +379,8 @@ class Work:
         losses = self.losses.tolist()
         for row, job in enumerate(jobs):
             params = {n: p[row] for n, p in stacked_params.items()}
+            if self.training_state is not None:
+                params |= self.training_state.of_row(row)
             loss = losses[row] / job.steps if job.steps else math.nan
             answer = self.task.answer(params, job.sent)
             keep = self.task.keep(params, job.sent)

@@ -4,7 +4,8 @@
     site -- TLS 1.3, certificate of the project's authority --> front -- loopback --> SuperLink
 
 Every request is judged by `rules`, with the list of sites as it is at that moment. A connection ends with its
-certificate, and within a second when its site is revoked. The front renews the certificates of sites, and its own.
+certificate, and within a second when its site is revoked. The front renews the certificates of sites, and its own, and
+takes their notices of requests (`notice_board`).
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from pathlib import Path
 
 import h11
 
-from fedquit.errors import FedquitError
+from fedquit.errors import FedquitError, StoreError
 from fedquit.flower.closed import rules
 from fedquit.flower.closed.apps import signatures
 from fedquit.flower.closed.authority import Authority, certificate_fingerprint, certificate_to_pem, key_to_pem, new_key
+from fedquit.flower.closed.greeting import Greeting
+from fedquit.flower.closed.notice_board import NoticeBoard, TooManyNotices
 from fedquit.flower.closed.private_files import write_private
 from fedquit.flower.closed.project import Project
+from fedquit.flower.closed.seen import SeenSites
 from fedquit.flower.closed.sites import FILE, Site
 from fedquit.flower.deploy.environment import LOOPBACK
 
@@ -46,6 +50,7 @@ MAX_HANDSHAKES_OF_PEER = 16  # from one address
 MAX_CONNECTIONS = 16  # of one site
 MAX_LOG = 10_000_000  # bytes of a file of the log
 PIECE = 65_536
+FIRST_INHERITED = 3  # the file descriptor of the first socket that a service manager passes on
 WATCH = 0.5  # seconds between two looks at the list of sites
 
 
@@ -74,6 +79,8 @@ class Front:
         self._context.num_tickets = 0  # every connection shows its certificate
         self._log = _bounded_log(self.log)
         self._upstream = ssl.create_default_context(cafile=str(self.project.loopback.authority))
+        self._seen = SeenSites(self.log.parent)
+        self.board = NoticeBoard(self.log.parent, settings.address)
         self._renew_own_certificate()
         self._read_sites()
 
@@ -159,6 +166,17 @@ class Front:
         self._note(site=site.name, renewed=True)
         return certificate
 
+    def note_seen(self, site: Site) -> None:
+        """A site has asked for something that it may have."""
+        self._seen.note(site.name, time.time())
+
+    def greet(self, site: Site, content: bytes) -> bytes:
+        """Answer a site's greeting, and keep what it says of itself for the operator."""
+        said = Greeting.from_json(content)
+        own = Greeting.own()
+        self._seen.note_greeting(site.name, said, own.time)
+        return own.as_json()
+
     def with_signatures(self, answer: bytes) -> bytes:
         """The SuperLink's answer to `get-fab`, with the signatures of the app that it holds."""
         from flwr.proto.fab_pb2 import GetFabResponse
@@ -198,6 +216,8 @@ class Front:
                     writer.transport.abort()
             if now > self._own_renewal:
                 self._renew_own_certificate()
+            with contextlib.suppress(FedquitError):  # a full disk must not end the front
+                self._seen.write_if_due(now)
 
     def _read_sites(self) -> None:
         status = (self.project.folder / FILE).stat()
@@ -262,8 +282,13 @@ class _Conversation:
             await self._answer(decision.status, f"{decision.reason}\n".encode(), last=True)
             return False
         last = not self._front.is_newest(site, self._sha256)  # so that the site comes back with its newest certificate
+        self._front.note_seen(site)
         if request.target == rules.RENEW:
             return await self._renew(site)
+        if request.target == rules.GREET:
+            return await self._greet(site)
+        if request.target == rules.REQUESTS:
+            return await self._take_notice(site)
         try:
             if self._link_writer is None or self._link_writer.is_closing():
                 self._link = h11.Connection(h11.CLIENT)
@@ -287,6 +312,29 @@ class _Conversation:
             await self._answer(403, f"{error}\n".encode(), last=True)
             return False
         await self._answer(200, certificate, last=True)
+        return False
+
+    async def _greet(self, site: Site) -> bool:
+        body = b"".join([piece async for piece in self._body()])
+        try:
+            answer = self._front.greet(site, body)
+        except ValueError as error:
+            self._front.refused(site.name, rules.GREET, rules.Refusal(400, str(error)))
+            await self._answer(400, f"{error}\n".encode(), last=True)
+            return False
+        await self._answer(200, answer, last=True)
+        return False
+
+    async def _take_notice(self, site: Site) -> bool:
+        body = b"".join([piece async for piece in self._body()])
+        try:
+            answer = self._front.board.take(site.name, body)
+        except FedquitError as error:
+            status = 429 if isinstance(error, TooManyNotices) else 400
+            self._front.refused(site.name, rules.REQUESTS, rules.Refusal(status, str(error)))
+            await self._answer(status, f"{error}\n".encode(), last=True)
+            return False
+        await self._answer(200, answer, last=True)
         return False
 
     async def _pass_request(self, request: h11.Request, headers: list[tuple[bytes, bytes]], length: int) -> None:
@@ -383,7 +431,23 @@ def _closing(last: bool) -> list[tuple[bytes, bytes]]:
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens on an address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=128)
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise StoreError(
+            f"cannot listen on {host}:{port} ({error.strerror}): stop the other server, or the other program, that has "
+            "this port."
+        ) from error
+
+
+def inherited_listener() -> socket.socket | None:
+    """The listening socket that a service manager passed on (`LISTEN_FDS`), if it did.
+
+    The front can then run in a network namespace of its own, whose only opening is this socket.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
+        return None
+    return socket.socket(fileno=FIRST_INHERITED)
 
 
 def main(folder: str, log: str) -> None:
@@ -392,7 +456,7 @@ def main(folder: str, log: str) -> None:
     settings = project.settings
     os.umask(0o077)
     front = Front(project, Path(log))
-    with listen(settings.listen, settings.port) as listener:
+    with inherited_listener() or listen(settings.listen, settings.port) as listener:
         asyncio.run(front.serve(listener))
 
 

@@ -141,7 +141,8 @@ def _new_site(sites: Sites, admission: Admission, asked: SiteRequest) -> Site:
             f"there is a site {name} already: give its new request to `fedquit flower rotate`, or take another name."
         )
     _require_unused(sites, asked, "")
-    return Site(name, admission.examples, (asked.node_header,), (), time.time())
+    now = time.time()
+    return Site(name, admission.examples, (asked.node_header,), (), now, history=(("enrolled", now),))
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,8 @@ class Project:
                     f"{name} gave up this node key before: make new keys with `fedquit flower join --new`."
                 )
             keys = site.keys if asked.node_header == site.key else (*site.keys, asked.node_header)
-            return dataclasses.replace(site, keys=keys, certificates=())
+            history = (*site.history, ("rotated", time.time()))
+            return dataclasses.replace(site, keys=keys, certificates=(), history=history)
 
         return self._issue(name, asked, change, deliver)
 
@@ -322,7 +324,9 @@ class Project:
         """Remove a site for good: its certificates and keys are refused from now on."""
 
         def change(sites: dict[str, Site]) -> None:
-            sites[name] = dataclasses.replace(known_site(sites, name), revoked=time.time())
+            site = known_site(sites, name)
+            now = time.time()
+            sites[name] = dataclasses.replace(site, revoked=now, history=(*site.history, ("revoked", now)))
 
         change_sites(self.folder, change)
 

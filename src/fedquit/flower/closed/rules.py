@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a site may ask for: ten of Flower's paths under its own node key, and the renewal of its certificate."""
+"""What a site may ask for: ten of Flower's paths under its own node key, its next certificate, and to be heard."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedquit.flower.closed.site_folder import RENEW_PATH
+from fedquit.flower.closed.greeting import GREET_PATH
+from fedquit.flower.closed.notice_board import MAX_NOTICE
+from fedquit.flower.closed.site_folder import RENEW_PATH, REQUESTS_PATH
 from fedquit.flower.closed.sites import Site, Sites
 
 FLEET_PATHS = frozenset(
@@ -25,6 +27,8 @@ FLEET_PATHS = frozenset(
     )
 )
 RENEW = RENEW_PATH.encode()
+REQUESTS = REQUESTS_PATH.encode()
+GREET = GREET_PATH.encode()
 GET_FAB = b"/v1/fleet/get-fab"
 NODE_KEY = b"flwr-public-key"
 PASSED_HEADERS = frozenset(  # nothing else reaches the SuperLink
@@ -42,6 +46,7 @@ PASSED_HEADERS = frozenset(  # nothing else reaches the SuperLink
 )
 MAX_BODY = 16 * 2**20  # bytes: Flower sends arrays in pieces of 5 MiB
 MAX_RENEWAL = 16_384
+OWN_PATHS = {RENEW: MAX_RENEWAL, REQUESTS: MAX_NOTICE, GREET: MAX_NOTICE}  # fedquit's own: bytes of a body
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -81,15 +86,15 @@ def judge(site: Site, method: bytes, target: bytes, headers: Headers) -> Refusal
     Returns:
         The length of the body that follows, or why the request is refused.
     """
-    if method != b"POST" or (target not in FLEET_PATHS and target != RENEW):
+    if method != b"POST" or (target not in FLEET_PATHS and target not in OWN_PATHS):
         return Refusal(403, "no such path for sites")
     lengths = [value for name, value in headers if name == b"content-length"]
     if any(name == b"transfer-encoding" for name, _ in headers) or len(lengths) != 1 or not lengths[0].isdigit():
         return Refusal(411, "a body needs one length")
     length = int(lengths[0][:20])
-    if length > (MAX_RENEWAL if target == RENEW else MAX_BODY):
+    if length > OWN_PATHS.get(target, MAX_BODY):
         return Refusal(413, "the body is too large")
-    if target != RENEW:
+    if target not in OWN_PATHS:
         keys = [value for name, value in headers if name == NODE_KEY]
         if keys != [site.key.encode()]:
             return Refusal(403, "the node key is not this site's")

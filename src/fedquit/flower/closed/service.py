@@ -15,17 +15,23 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
-from fedquit.errors import FedquitError, InputError
+from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.closed import pair
 from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over, hand_over_tree, require_access
 from fedquit.flower.closed.apps import archive, read_trust_file, signatures
+from fedquit.flower.closed.courier import Courier
+from fedquit.flower.closed.front import listen
+from fedquit.flower.closed.greeting import ServerWatch
+from fedquit.flower.closed.notice_board import read_site_notices, write_told
 from fedquit.flower.closed.private_files import make_private_folder, only_one, write_private, write_private_json
 from fedquit.flower.closed.project import Project
+from fedquit.flower.closed.seen import read_seen
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.sites import FILE, Site
 from fedquit.flower.deploy.commands import Node, Value, on_free_port, superlink_command, supernode_command
@@ -33,14 +39,20 @@ from fedquit.flower.deploy.control import Control
 from fedquit.flower.deploy.environment import LOOPBACK, environment, free_ports, program
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import NodeKey, Tls
-from fedquit.flower.deploy.processes import Backoff, ProcessGroup, Say, SupervisedProcess
+from fedquit.flower.deploy.processes import FOR_EVER, ProcessGroup, Say, SupervisedProcess
+from fedquit.flower.deploy.standing import Standing, keep_open
 from fedquit.flower.deploy.supervision import Hear, Plan, run_until_finished, wait_for_superlink
 from fedquit.flower.membership import write_membership
+from fedquit.flower.notices import read_notices, write_notices
+from fedquit.flower.outbox import NODE_FILE
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.utils.files import read_json
 
-FOR_EVER = Backoff(first=2.0, factor=1.5, longest=60.0, attempts=10**9)
+NODE_LOCK = "lock"  # in the folder of a node's own files; held while it runs
+SERVED = "serve.json"  # which app and state directory were served last
 WATCH = 1.0  # seconds between two looks at the list of sites
+MUTE = 86_400.0  # seconds without a word of a site, after which the operator is warned, once a day
+SAY_EXPIRED = 600.0  # seconds after which a site says again that its certificate has expired
 RETRY_RENEWAL = 60.0  # seconds after a renewal that failed, or a tenth of the certificate's life if that is shorter
 
 
@@ -64,26 +76,44 @@ def serve(
     state: Path,
     *,
     app_user: AppUser | None = None,
+    attach: bool = False,
+    standing: Standing | None = None,
+    until_trained: bool = False,
     say: Say = lambda _: None,
     hear: Hear = lambda _: None,
 ) -> int:
-    """Run a closed federation until its app has finished.
+    """Run a closed federation, and keep it open after its training, until this process is interrupted.
 
     Args:
         plan: the app and its settings.
         project: the authority, the sites, the server's settings.
         state: the state directory of the federation.
         app_user: who runs the SuperLink and the server app; the present user if None.
+        attach: whether SuperLink and front run already, for example as units of systemd.
+        standing: what is watched after the training; as usual if None.
+        until_trained: whether to end when training is over instead.
         say: takes one sentence for the operator.
         hear: takes each line of the run's log.
 
     Returns:
-        The id of the run that finished.
+        The id of the run that finished, if `until_trained`.
     """
     require_signed(plan.app, project)
-    with open_federation(project, state, app_user=app_user, patience=plan.patience, say=say) as federation:
+    make_private_folder(project.server)
+    write_private_json(project.server / SERVED, {"app": str(plan.app.resolve()), "state": str(state.resolve())})
+    with open_federation(
+        project, state, app_user=app_user, attach=attach, patience=plan.patience, say=say
+    ) as federation:
         memo = project.server / "run.json"
-        return run_until_finished(plan, federation.control, memo, superlink=federation.superlink, say=say, hear=hear)
+        link = federation.superlink
+        return keep_open(
+            partial(run_until_finished, plan, federation.control, memo, superlink=link, say=say, hear=hear),
+            standing or Standing(state.resolve()),
+            until_trained=until_trained,
+            dead=lambda: link.gave_up if link else "",
+            say=say,
+            told=partial(write_told, project.server),
+        )
 
 
 @dataclass(frozen=True)
@@ -91,8 +121,8 @@ class Federation:
     """The processes of a closed federation's server."""
 
     control: Control
-    superlink: SupervisedProcess  # with the process that runs server apps
-    front: SupervisedProcess
+    superlink: SupervisedProcess | None = None  # with the process that runs server apps; None: others run it
+    front: SupervisedProcess | None = None
 
 
 @contextlib.contextmanager
@@ -101,6 +131,7 @@ def open_federation(
     state: Path,
     *,
     app_user: AppUser | None = None,
+    attach: bool = False,
     patience: float = 300.0,
     say: Say = lambda _: None,
 ) -> Iterator[Federation]:
@@ -110,17 +141,33 @@ def open_federation(
         project: the authority, the sites, the server's settings.
         state: the state directory of the federation.
         app_user: who runs the SuperLink and the server app; the present user if None.
+        attach: whether both run already: then only the list of sites is carried to the SuperLink.
         patience: seconds for the SuperLink to answer.
         say: takes one sentence for the operator.
     """
     project = Project(project.folder.resolve())  # processes start in other folders
     state = make_private_folder(state.resolve())
     make_private_folder(project.server)
+    processes = _attached if attach else _processes
     with (
         only_one(project.server / "lock", f"another `fedquit flower serve` runs {project.folder}: stop it first."),
-        _processes(project, state, app_user, patience, say) as federation,
+        processes(project, state, app_user, patience, say) as federation,
     ):
         yield federation
+
+
+@contextlib.contextmanager
+def _attached(
+    project: Project, state: Path, app_user: AppUser | None, patience: float, say: Say
+) -> Iterator[Federation]:
+    """As `open_federation`, with a SuperLink and a front that somebody else runs."""
+    address = f"{LOOPBACK}:{project.settings.superlink_port}"
+    control = Control(address, project.loopback.authority, project.server / "flower-home")
+    wait_for_superlink(control, patience, None, say)
+    registrar = Registrar(project, state, control, project.server / "registered.json", app_user, say)
+    with registrar.following():
+        say(f"sites reach this federation at {project.settings.address}; the front's log is {project.front_log}.")
+        yield Federation(control)
 
 
 @contextlib.contextmanager
@@ -135,6 +182,8 @@ def _processes(
         say(SAME_USER)
     wipe_traces(folder / DATABASE, say)
     settings = project.settings
+    for host, port in ((settings.listen, settings.port), (LOOPBACK, settings.superlink_port)):
+        listen(host, port).close()  # or another server has it: said now, and not in a log of a process
     address = f"{LOOPBACK}:{settings.superlink_port}"
     with ProcessGroup() as group:
         link = _start_superlink(group, project, folder, app_user, say)
@@ -153,9 +202,14 @@ def _processes(
             wipe_traces(folder / DATABASE, say)
 
 
-def _start_superlink(
-    group: ProcessGroup, project: Project, folder: Path, app_user: AppUser | None, say: Say
-) -> SupervisedProcess:
+def superlink_descriptions(project: Project, folder: Path, app_user: AppUser | None) -> list[dict[str, Any]]:
+    """The SuperLink and the process that runs server apps, as `pair` starts them; what they read is made ready.
+
+    Args:
+        project: whose settings and certificates they use.
+        folder: of the SuperLink's files, in the state directory.
+        app_user: who runs both; the present user if None.
+    """
     own = project.loopback
     copies = copy_for(app_user, folder / "run", own.authority, own.certificate, own.key, project.secret)
     tls = Tls(*copies[:3])
@@ -165,10 +219,16 @@ def _start_superlink(
     command = [*superlink_command(port, folder / DATABASE, tls, "secure"), *isolation]
     home = hand_over(make_private_folder(folder / "run" / "flower-home"), app_user)
     variables = {"FLWR_HOME": str(home.resolve())}
-    both = [
+    return [
         _described(command, app_user, variables, folder / "run"),
         _described(superexec_command(port, tls.authority, secret), app_user, variables, folder / "run"),
     ]
+
+
+def _start_superlink(
+    group: ProcessGroup, project: Project, folder: Path, app_user: AppUser | None, say: Say
+) -> SupervisedProcess:
+    both = superlink_descriptions(project, folder, app_user)
     log = project.server / "logs" / "superlink.log"
     say(f"the SuperLink starts on loopback; its log is {log}.")
     env = environment(project.server / "flower-home")
@@ -223,6 +283,7 @@ class Registrar:
     app_user: AppUser | None
     say: Say
     _stop: threading.Event = field(default_factory=threading.Event)
+    _warned: dict[str, float] = field(default_factory=dict)  # when the operator was last warned of a site (Unix time)
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -249,22 +310,60 @@ class Registrar:
                 if seen != version:
                     self.bring_up_to_date()
                     version = seen
+                self.carry_notices()
+                self.warn_of_mute_sites(time.time())
             except (FedquitError, OSError) as error:  # the front refuses whom it must meanwhile
                 self.say(f"the list of sites could not be carried to the SuperLink and is tried again: {error}")
                 self._stop.wait(10 * WATCH)
+
+    def carry_notices(self) -> None:
+        """Write for the server app of which requests the sites have given notice."""
+        sites = self.project.sites
+        notices = {}
+        for name, requests in read_site_notices(self.project.server).items():
+            if name in sites and sites[name].revoked is None:
+                notices[sites[name].fingerprints[0]] = frozenset(requests)
+        if notices != read_notices(self.state):
+            hand_over(write_notices(self.state, notices), self.app_user)
+
+    def warn_of_mute_sites(self, now: float) -> None:
+        """Tell the operator once a day which sites cannot be heard: their requests would reach nobody."""
+        seen = read_seen(self.project.server)
+        for site in self.project.sites.values():
+            if site.revoked is not None or now - self._warned.get(site.name, 0.0) < MUTE:
+                continue
+            last = max(seen[site.name].time if site.name in seen else 0.0, site.enrolled)
+            until = max((c.not_after for c in site.certificates), default=0.0)
+            if until > now and now - last < MUTE:
+                continue
+            self._warned[site.name] = now
+            days = (now - last) / 86_400
+            heard = f"was last seen {days:.0f} days ago" if site.name in seen else "was never seen"
+            self.say(
+                f"warning: {site.name} {heard}: a request of its owner would not reach this server. "
+                + ("Ask the site to start its node." if until > now else EXPIRED.format(name=site.name))
+            )
 
     def forget_unknown_nodes(self) -> None:
         """Register again what the SuperLink does not know, for example because its database was replaced."""
         if self.memo.exists():
             known = {int(node["node-id"]) for node in self.control.nodes()}
-            registered = {key: node for key, node in read_json(self.memo).items() if node in known}
+            registered = {key: node for key, node in self._registered().items() if node in known}
             write_private_json(self.memo, registered)
+
+    def _registered(self) -> dict[str, int | None]:
+        """The node id of each key that was registered, by fingerprint; None for one that is not known any more."""
+        try:
+            return dict(read_json(self.memo)) if self.memo.exists() else {}
+        except (StoreError, TypeError, ValueError):
+            self.say(f"{self.memo} cannot be read and is made anew; the front refuses who was revoked all the same.")
+            return {}
 
     def bring_up_to_date(self) -> None:
         """Write who takes part for the server app, register new keys, and unregister those given up."""
         sites = self.project.sites
         hand_over(write_membership(self.state, sites.values()), self.app_user)
-        registered: dict[str, int | None] = read_json(self.memo) if self.memo.exists() else {}
+        registered = self._registered()
         for site in sites.values():
             current = "" if site.revoked is not None else site.fingerprints[-1]
             if current and current not in registered:
@@ -296,6 +395,12 @@ class Registrar:
         self.say(f"node {node} of {site.name} is unregistered.")
 
 
+EXPIRED = (
+    "Its certificate has expired: let the site make a new request with `fedquit flower join`, and answer it with "
+    "`fedquit flower rotate {name}`."
+)
+
+
 # The site's side -----------------------------------------------------------------------------------------------------
 
 
@@ -315,6 +420,10 @@ class SiteRun:
 
     def command(self, node: Node) -> list[str]:
         """The command that runs the node and, beside it, the process that runs apps."""
+        return pair_command(self.descriptions(node))
+
+    def descriptions(self, node: Node) -> list[dict[str, Any]]:
+        """The node and the process that runs apps, as `pair` starts them; what they read is made ready."""
         site = self.site
         tls = site.loopback()
         run = self.home / "flower"
@@ -325,12 +434,17 @@ class SiteRun:
         closed += ["--superexec-auth-secret-file", str(site.secret())]
         supernode = [sys.executable, "-m", "fedquit.flower.closed.supernode", str(site.folder), *flower, *closed]
         variables = {"FLWR_HOME": str(home.resolve())}
-        return pair_command(
-            [
-                _described(supernode, None, {}, self.folder),
-                _described(superexec_command(node.port, authority, secret), self.app_user, variables, run),
-            ]
-        )
+        return [
+            _described(supernode, None, {}, self.folder),
+            _described(superexec_command(node.port, authority, secret), self.app_user, variables, run),
+        ]
+
+
+def note_node(run: SiteRun) -> None:
+    """Write into a home which node uses it: requests are filed only where one does."""
+    about = run.site.about
+    started = {"name": about["name"], "server": about["address"], "started": time.time()}
+    hand_over(write_private_json(run.home / NODE_FILE, started), run.app_user)
 
 
 def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
@@ -351,9 +465,11 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
         say(SAME_USER)
     require_access(run.home, run.app_user)
     name = str(about["name"])
+    note_node(run)
     config: dict[str, Value] = {"fedquit-home": str(run.home), **run.config}
     node = Node(name, free_ports(1)[0], config, site.node_key)
-    with ProcessGroup() as group:
+    another = f"another node of {name} runs on this machine: stop it first."
+    with only_one(run.folder / NODE_LOCK, another), ProcessGroup() as group:
         process = SupervisedProcess(
             group,
             name,
@@ -367,22 +483,46 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
         say(f"{name} starts and goes to {about['address']}; its log is {process.log}.")
         process.start()
         try:
-            _keep_certificate(site, name, say)
+            keep_in_touch(site, run.home, say)
         finally:
             process.stop()
 
 
-def _keep_certificate(site: SiteFolder, name: str, say: Say) -> None:
-    """Renew the certificate after half of its life, for ever; say it again and again when that fails."""
+def keep_in_touch(site: SiteFolder, home: Path, say: Say) -> None:
+    """Renew a site's certificate and tell the front of its requests, until this process is interrupted.
+
+    Args:
+        site: its keys and its server.
+        home: of the client app; the names of its requests are read.
+        say: takes one sentence for the owner of the site.
+    """
+    courier = Courier(site, home, site.folder / "node" / "server.json", say)
+    _keep_certificate(site, str(site.about["name"]), courier, say)
+
+
+def _keep_certificate(site: SiteFolder, name: str, courier: Courier, say: Say) -> None:
+    """Renew the certificate after half of its life, for ever; say it again and again when that fails.
+
+    Between renewals the front is told of requests, and greeted, which says why a site is not let in.
+    """
+    watch = ServerWatch(site, say)
+    next_try = 0.0  # Unix time
+    failed = 0  # the certificate that was not renewed: another one, which the operator sent, is not its matter
     while True:
-        if not site.renewal_due():
-            time.sleep(WATCH)
+        time.sleep(WATCH)
+        watch.look()
+        courier.step()
+        serial = site.certificate().serial_number
+        if not site.renewal_due() or (serial == failed and time.time() < next_try):
             continue
+        failed = serial
         try:
             site.renew()
         except FedquitError as error:
-            days = site.seconds_left() / 86_400
-            say(f"warning: the certificate of {name} is valid for {days:.1f} more days and was not renewed: {error}")
-            time.sleep(min(RETRY_RENEWAL, max(WATCH, site.seconds_left() / 10)))
+            left = site.seconds_left()
+            validity = f"is valid for {left / 86_400:.1f} more days" if left > 0 else "HAS EXPIRED"
+            say(f"warning: the certificate of {name} {validity} and was not renewed: {error}")
+            pause = min(RETRY_RENEWAL, max(WATCH, left / 10)) if left > 0 else SAY_EXPIRED
+            next_try = time.time() + pause
         else:
             say(f"{name} has a new certificate, valid for {site.seconds_left() / 86_400:.1f} days.")

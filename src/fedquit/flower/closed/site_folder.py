@@ -9,6 +9,7 @@ renew     asks the front for the next certificate, over the connection that the 
 from __future__ import annotations
 
 import http.client
+import json
 import secrets
 import shlex
 import ssl
@@ -26,6 +27,7 @@ from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed.apps import read_trust_file
 from fedquit.flower.closed.authority import CLOCK_SKEW, key_from_pem, key_to_pem, new_key
 from fedquit.flower.closed.bundle import Bundle
+from fedquit.flower.closed.greeting import why_not_reached
 from fedquit.flower.closed.private_files import (
     FILE_MODE,
     FOLDER_MODE,
@@ -38,10 +40,10 @@ from fedquit.flower.closed.private_files import (
 from fedquit.flower.closed.requests import make_request, read_request
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import NodeKey, Tls, make_node_key, make_tls
-from fedquit.utils.files import read_json
 
 RENEW_PATH = "/fedquit/v1/renew"
-RENEW_TIMEOUT = 30.0  # seconds
+REQUESTS_PATH = "/fedquit/v1/requests"
+POST_TIMEOUT = 30.0  # seconds
 MAX_ANSWER = 65_536  # bytes
 JOIN = "run `fedquit flower join` with this folder first."
 INSTALL = "run `fedquit flower join` with this folder and --bundle, with the file that the operator sent."
@@ -84,8 +86,11 @@ class SiteFolder:
         """The site's name, the server's address and the number of examples, as the operator enrolled them."""
         if not (self.folder / "site.json").is_file():
             raise InputError(f"{self.folder} holds no bundle: {INSTALL}")
-        content: dict[str, Any] = read_json(self.folder / "site.json")
-        return content
+        try:
+            content: dict[str, Any] = json.loads(read_private(self.folder / "site.json", INSTALL))
+            return {name: content[name] for name in ("name", "address", "examples")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{self.folder / 'site.json'} is not what a bundle holds: {INSTALL}") from error
 
     @property
     def _next_key(self) -> Path:
@@ -167,34 +172,53 @@ class SiteFolder:
 
     def renew(self) -> None:
         """Get the next certificate, for a new key, over the connection that the present one opens."""
-        about = self.about
-        if self.seconds_left() <= 0:
-            raise DeploymentError(
-                f"the certificate of {about['name']} has expired: run `fedquit flower join {self.folder}` and send the "
-                "new request to the operator, who runs `fedquit flower rotate`."
-            )
         tls_key = new_key()
-        answer = self._post(str(about["address"]), make_request(tls_key, self._load_node_key()))
+        answer = self.post(RENEW_PATH, make_request(tls_key, self._load_node_key()))
         _check_certificate(answer, self.authority.read_bytes(), tls_key)
         write_private(self.tls, key_to_pem(tls_key) + answer)
 
-    def _post(self, address: str, request: bytes) -> bytes:
+    def post(self, path: str, body: bytes) -> bytes:
+        """The front's answer to a request of this site, on one of the paths that are fedquit's own.
+
+        Raises:
+            DeploymentError: if the site is not let in or refused, with one sentence that says why.
+        """
+        self._require_own_certificate()
+        address = str(self.about["address"])
         host, _, port = address.rpartition(":")
-        connection = http.client.HTTPSConnection(
-            host.strip("[]"), int(port), timeout=RENEW_TIMEOUT, context=self.context()
-        )
         try:
-            connection.request("POST", RENEW_PATH, request, {"Content-Type": "application/pkcs10"})
-            response = connection.getresponse()
-            content = response.read(MAX_ANSWER)
+            connection = http.client.HTTPSConnection(
+                host.strip("[]"), int(port), timeout=POST_TIMEOUT, context=self.context()
+            )
+            try:
+                connection.request("POST", path, body, {"Content-Type": "application/octet-stream"})
+                response = connection.getresponse()
+                answer = response.read(MAX_ANSWER)
+            finally:
+                connection.close()
         except (OSError, http.client.HTTPException) as error:
-            raise DeploymentError(f"the server at {address} gave no new certificate: {error}") from error
-        finally:
-            connection.close()
+            raise DeploymentError(why_not_reached(error, address)) from error
         if response.status != http.client.OK:
-            reason = content.decode(errors="replace").strip() or response.reason
-            raise DeploymentError(f"the server at {address} gave no new certificate: {reason}")
-        return content
+            reason = answer.decode(errors="replace").strip() or response.reason
+            raise DeploymentError(f"the server at {address} refuses: {reason}")
+        return answer
+
+    def _require_own_certificate(self) -> None:
+        """Raise `DeploymentError` if no server would take this site's certificate, which a server does not say."""
+        name = self.about["name"]
+        if self.seconds_left() <= 0:
+            raise DeploymentError(
+                f"the certificate of {name} has expired: run `fedquit flower join {self.folder}` and send the new "
+                "request to the operator, who runs `fedquit flower rotate`."
+            )
+        try:
+            authority = x509.load_pem_x509_certificate(read_private(self.authority, INSTALL))
+            self.certificate().verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature) as error:
+            raise DeploymentError(
+                f"the certificate of {name} is of another authority than {self.authority}: run `fedquit flower join` "
+                "with --bundle and the operator's last bundle."
+            ) from error
 
     def _load_node_key(self) -> ec.EllipticCurvePrivateKey:
         content = read_private(self.node_key.private, JOIN)

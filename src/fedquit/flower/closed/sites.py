@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,6 @@ from typing import Any
 
 from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed.private_files import exclusive, write_private_json
-from fedquit.utils.files import read_json
 
 FILE = "sites.json"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -44,6 +44,7 @@ class Site:
     certificates: tuple[Certificate, ...]  # the newest last
     enrolled: float  # Unix time
     revoked: float | None = None  # Unix time
+    history: tuple[tuple[str, float], ...] = ()  # (enrolled, rotated or revoked; when, Unix time)
 
     @property
     def key(self) -> str:
@@ -79,7 +80,8 @@ class Site:
     def from_json(cls, value: Mapping[str, Any]) -> Site:
         """The site that `as_json` made."""
         certificates = tuple(Certificate(**c) for c in value["certificates"])
-        return cls(**{**value, "keys": tuple(value["keys"]), "certificates": certificates})
+        history = tuple((str(what), float(when)) for what, when in value.get("history", ()))
+        return cls(**{**value, "keys": tuple(value["keys"]), "certificates": certificates, "history": history})
 
 
 Sites = Mapping[str, Site]  # by name
@@ -89,14 +91,15 @@ def read_sites(folder: Path) -> dict[str, Site]:
     """The sites of a project, by name."""
     path = folder / FILE
     try:
-        content = read_json(path)
-        if content["version"] != VERSION:
-            raise StoreError(f"{path} is of another version of fedquit: use that version.")
-        sites = [Site.from_json(value) for value in content["sites"]]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        content = json.loads(path.read_text())
+        version = content["version"]
+        sites = [Site.from_json(value) for value in content["sites"]] if version == VERSION else []
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise StoreError(
             f"{path} is not a list of sites: restore it from a backup. Do not delete it: it says who may take part."
         ) from error
+    if version != VERSION:
+        raise StoreError(f"{path} is of another version of fedquit: use that version.")
     return {site.name: site for site in sites}
 
 

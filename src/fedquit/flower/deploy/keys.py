@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedquit.errors import StoreError
+from fedquit.utils.files import write_atomic, write_secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -60,8 +60,8 @@ def make_tls(folder: Path, hosts: tuple[str, ...] = HOSTS, days: int = 30) -> Tl
     authority = _authority_certificate(authority_key, days)
     certificate = _server_certificate(server_key, authority_key, authority, hosts, days)
     tls = Tls(folder / "ca.crt", folder / "server.pem", folder / "server.key")
-    tls.authority.write_bytes(authority.public_bytes(Encoding.PEM))
-    tls.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
+    write_atomic(tls.authority, authority.public_bytes(Encoding.PEM))
+    write_atomic(tls.certificate, certificate.public_bytes(Encoding.PEM))
     _write_secret(tls.key, server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return tls
 
@@ -83,18 +83,15 @@ def make_node_key(folder: Path, name: str) -> NodeKey:
     key = ec.generate_private_key(ec.SECP384R1())
     files = NodeKey(folder / name, folder / f"{name}.pub")
     _write_secret(files.private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    files.public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    write_atomic(files.public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
     return files
 
 
 def _write_secret(path: Path, content: bytes) -> None:
     """Write a private key that only its owner can read; never over an existing one."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError as error:
-        raise StoreError(f"{path} exists: a key is never overwritten; take another folder.") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    if path.exists():
+        raise StoreError(f"{path} exists: a key is never overwritten; take another folder.")
+    write_secret(path, content)  # whole or not at all: half a key would be in the way of a whole one
 
 
 def distinguished_name(name: str) -> Name:

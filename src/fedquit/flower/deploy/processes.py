@@ -40,6 +40,9 @@ class Backoff:
             yield min(self.longest, self.first * self.factor ** min(attempt, 60))
 
 
+FOR_EVER = Backoff(first=2.0, factor=1.5, longest=60.0, attempts=10**9)  # of what must run whatever happens
+
+
 class ProcessGroup:
     """Ends all processes that were started in it. If this process is killed, a helper process does so (`reaper`)."""
 

@@ -21,10 +21,12 @@ from fedquit.flower.deploy.control import Control
 from fedquit.flower.deploy.environment import LOOPBACK, environment
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import NodeKey, Tls, make_tls
-from fedquit.flower.deploy.processes import ProcessGroup, Say, SupervisedProcess
-from fedquit.flower.deploy.stack import NODE_BACKOFF
+from fedquit.flower.deploy.processes import FOR_EVER, ProcessGroup, Say, SupervisedProcess
+from fedquit.flower.deploy.standing import Standing, keep_open
 from fedquit.flower.deploy.supervision import Hear, Plan, run_until_finished, wait_for_superlink
+from fedquit.flower.outbox import NODE_FILE
 from fedquit.flower.sqlite_wipe import DATABASE, wipe_traces
+from fedquit.utils.files import write_json
 
 OPEN_PORT = (
     "warning: whoever can reach {address} can run code on this machine and on every node, with TLS and registered keys "
@@ -73,21 +75,25 @@ def serve(
     folder: Path,
     *,
     members: Mapping[str, Path] | None = None,
+    standing: Standing | None = None,
+    until_trained: bool = False,
     say: Say = lambda _: None,
     hear: Hear = lambda _: None,
 ) -> int:
-    """Run a SuperLink, or attach to one, and run the app until it has finished.
+    """Run a SuperLink, or attach to one, and run the app whenever there is something to do.
 
     Args:
         plan: the app and its settings.
         link: the SuperLink.
         folder: where the SuperLink's database and the logs lie.
         members: the public keys of the nodes that may take part, by name; keys that are registered already stay so.
+        standing: what is watched after the training; as usual if None.
+        until_trained: whether to end when training is over instead.
         say: takes one sentence for the operator.
         hear: takes each line of the run's log.
 
     Returns:
-        The id of the run that finished.
+        The id of the run that finished, if `until_trained`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority = link.tls.authority if link.tls else link.authority
@@ -100,7 +106,14 @@ def serve(
             wait_for_superlink(control, plan.patience, superlink, say)
             for name, public_key in (members or {}).items():
                 _register(control, name, public_key, say)
-            return run_until_finished(plan, control, folder / "run.json", superlink=superlink, say=say, hear=hear)
+            memo = folder / "run.json"
+            return keep_open(
+                partial(run_until_finished, plan, control, memo, superlink=superlink, say=say, hear=hear),
+                standing or Standing(folder.parent),
+                until_trained=until_trained,
+                dead=lambda: superlink.gave_up if superlink else "",
+                say=say,
+            )
         finally:
             if superlink:
                 superlink.stop()
@@ -128,19 +141,19 @@ def _register(control: Control, name: str, public_key: Path, say: Say) -> None:
 
 
 def run_node(node: Node, superlink: str, authority: Path | None, folder: Path, *, say: Say = lambda _: None) -> None:
-    """Run a SuperNode and start it again when it ends, until this process is interrupted or gives up.
+    """Run a SuperNode and start it again when it ends, until this process is interrupted.
+
+    A node that the server does not know yet, or whose server is off, tries for ever.
 
     Args:
         node: its key, port and configuration.
         superlink: host:port of the SuperLink.
         authority: the certificate of the authority that signed the SuperLink's; None for a connection without TLS.
-        folder: where its logs and the certificates of its own API lie.
+        folder: where its logs and the certificates of its own API lie, in the home of its client.
         say: takes one sentence for the operator.
-
-    Raises:
-        DeploymentError: when the node has ended too often.
     """
     log = folder / "logs" / f"{node.name}.log"
+    write_json(folder.parent / NODE_FILE, {"name": node.name, "server": superlink, "started": time.time()})
     own_tls = make_tls(folder / "keys" / secrets.token_hex(8)) if authority else None
     command = partial(supernode_command, superlink=superlink, authority=authority, own=own_tls)
     with ProcessGroup() as group:
@@ -150,15 +163,14 @@ def run_node(node: Node, superlink: str, authority: Path | None, folder: Path, *
             command(node),
             log,
             environment(folder / "flower-home"),
-            backoff=NODE_BACKOFF,
+            backoff=FOR_EVER,
             command_on_other_port=lambda: command(on_free_port(node)),
             say=say,
         )
         say(f"{node.name} starts and goes to {superlink}; its log is {log}.")
         process.start()
         try:
-            while not process.gave_up:
+            while True:
                 time.sleep(0.5)
         finally:
             process.stop()
-    raise DeploymentError(f"{process.gave_up}. Its log:\n{process.tail()}")

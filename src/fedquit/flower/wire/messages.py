@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedquit.core import ClientId, Params, Reply, Sent
 from fedquit.engine import Address, Ask
-from fedquit.flower.outbox import require_id
+from fedquit.flower.outbox import Receipt, require_id
 from fedquit.flower.wire.errors import InvalidMessage, shortened
 from fedquit.flower.wire.tasks import split_from_body, task_from_body, task_to_body
 from fedquit.flower.wire.tensors import params_from_record, params_to_record
@@ -50,6 +50,7 @@ class Serving:
 
     kind: str = ""  # "client": all of its data is to be forgotten; "samples": some; "": none
     request: str = ""  # the id in the client's outbox, which says which samples
+    others: tuple[str, ...] = ()  # further requests for samples that are served with it
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Pending:
 
     request: str  # its id in the outbox
     kind: str  # "client" or "samples"
+    withdrawn: bool = False  # whether its owner takes it back
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Question:
     number: int = 0  # of the phase, counted from the beginning of the federation
     serving: Serving = Serving()
     verdicts: Mapping[str, str] = field(default_factory=dict)  # outcomes by request id: "served", or why not
+    received: Mapping[str, Receipt] = field(default_factory=dict)  # the server's receipts of open requests, by id
 
     @property
     def client(self) -> ClientId:
@@ -140,10 +143,19 @@ def question_to_records(question: Question, packed: PackedParams | None = None) 
         "address": dataclasses.asdict(ask.address),
         "federation": question.federation,
         "number": question.number,
-        "serving": dataclasses.asdict(question.serving),
+        "serving": _serving_to_body(question.serving),
         "verdicts": dict(question.verdicts),
     }
+    if question.received:
+        body["received"] = receipts_to_body(question.received)
     return RecordDict({ASK: ConfigRecord({BODY: json.dumps(body)}), **packed.records})
+
+
+def _serving_to_body(serving: Serving) -> dict[str, Any]:
+    body: dict[str, Any] = {"kind": serving.kind, "request": serving.request}
+    if serving.others:  # a client of a version without it refuses, and does not forget a part only
+        body["others"] = list(serving.others)
+    return body
 
 
 def question_from_records(content: RecordDict) -> Question:
@@ -163,6 +175,7 @@ def question_from_records(content: RecordDict) -> Question:
             number=int(body["number"]),
             serving=build(Serving, body["serving"], "serving"),
             verdicts={str(request): str(verdict) for request, verdict in body["verdicts"].items()},
+            received=receipts_from_body(body),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidMessage(f"the question cannot be read ({error!r}): run the same version on both sides.") from error
@@ -228,6 +241,17 @@ def _body(content: RecordDict, key: str) -> dict[str, Any]:
     return body
 
 
+def receipts_to_body(received: Mapping[str, Receipt]) -> dict[str, Any]:
+    """Receipts as the JSON body of a question or a status query carries them."""
+    return {request: dataclasses.asdict(receipt) for request, receipt in received.items()}
+
+
+def receipts_from_body(body: Mapping[str, Any]) -> dict[str, Receipt]:
+    """The receipts in a body; none where the server is of a version without them."""
+    given = dict(body.get("received", {}))
+    return {str(request): build(Receipt, receipt, "received") for request, receipt in given.items()}
+
+
 def requests_to_body(pending: tuple[Pending, ...], settled: tuple[str, ...]) -> dict[str, Any]:
     """The state of a client's outbox, which every reply carries.
 
@@ -238,7 +262,11 @@ def requests_to_body(pending: tuple[Pending, ...], settled: tuple[str, ...]) -> 
     Returns:
         The part of a reply's JSON body.
     """
-    return {"forget-pending": [dataclasses.asdict(p) for p in pending], "settled": list(settled)}
+    listed: list[dict[str, Any]] = []
+    for p in pending:
+        entry: dict[str, Any] = {"request": p.request, "kind": p.kind}
+        listed.append({**entry, "withdrawn": True} if p.withdrawn else entry)
+    return {"forget-pending": listed, "settled": list(settled)}
 
 
 def requests_from_body(body: Mapping[str, Any]) -> tuple[tuple[Pending, ...], tuple[str, ...]]:

@@ -12,7 +12,8 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import fedquit.methods  # noqa: F401 - its tasks must be loaded to be found by name
+import fedquit.core.recalibration
+import fedquit.methods  # noqa: F401 - the tasks of both must be loaded to be found by name
 from fedquit.core import Part, Program, Split, Task
 from fedquit.errors import InputError
 from fedquit.flower.wire.errors import InvalidMessage

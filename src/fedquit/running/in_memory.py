@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data and networks that a program hands over as objects, where a recipe can only name them.
+
+A recipe holds plain values. What is given from Python has a name made of its content, `memory/` and a hash; `at_hand`
+makes it known, and a setup built inside that block finds it there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from torch import Tensor, nn
+
+from fedquit.core import ClientId
+from fedquit.core.params import fingerprint
+from fedquit.data.federated import Dataset
+from fedquit.errors import InputError
+
+PREFIX = "memory/"
+
+
+@dataclass(frozen=True)
+class GivenData:
+    """A data set, and who has which of its examples.
+
+    Attributes:
+        dataset: all clients' examples, and the test set.
+        parts: the positions of each client's examples.
+    """
+
+    dataset: Dataset
+    parts: Mapping[ClientId, Tensor]
+
+    @property
+    def name(self) -> str:
+        """How a recipe names it: the same examples, divided in the same way, have the same name."""
+        data = self.dataset
+        tensors = {"x": data.x, "y": data.y, "test_x": data.test_x, "test_y": data.test_y}
+        tensors |= {f"client {client}": positions for client, positions in self.parts.items()}
+        return PREFIX + _short(fingerprint(tensors), repr(data.look), str(data.classes))
+
+
+@dataclass(frozen=True)
+class GivenModel:
+    """A network's factory.
+
+    Attributes:
+        build: returns a new module, whose first weights depend on torch's generator alone.
+    """
+
+    build: Callable[[], nn.Module]
+
+    @property
+    def name(self) -> str:
+        """How a recipe names it: by its layers and, where there is one, the source of its factory."""
+        try:
+            source = inspect.getsource(self.build)
+        except (OSError, TypeError):
+            source = ""
+        return PREFIX + _short(repr(self.build()), source)
+
+
+Given = GivenData | GivenModel
+_AT_HAND: ContextVar[Mapping[str, Given]] = ContextVar("objects of the calling program", default=MappingProxyType({}))
+
+
+@contextmanager
+def at_hand(given: Mapping[str, Given]) -> Iterator[None]:
+    """Let setups that are built inside this block find data and networks by these names."""
+    token = _AT_HAND.set({**_AT_HAND.get(), **given})
+    try:
+        yield
+    finally:
+        _AT_HAND.reset(token)
+
+
+def is_in_memory(name: str) -> bool:
+    """Whether a recipe's name stands for an object."""
+    return name.startswith(PREFIX)
+
+
+def given_data(name: str) -> GivenData | None:
+    """The data that a name stands for; None for a data set that is loaded.
+
+    Raises:
+        InputError: if the object is not at hand.
+    """
+    found = _found(name)
+    return found if isinstance(found, GivenData) else None
+
+
+def given_model(name: str) -> GivenModel | None:
+    """The factory that a name stands for; None for a network that is loaded.
+
+    Raises:
+        InputError: if the object is not at hand.
+    """
+    found = _found(name)
+    return found if isinstance(found, GivenModel) else None
+
+
+def _found(name: str) -> Given | None:
+    if not is_in_memory(name):
+        return None
+    if name not in _AT_HAND.get():
+        raise InputError(
+            f"{name} was given as an object from Python, which no file and no other process has: "
+            "call fedquit.run, fedquit.compare or fedquit.study with the same fedquit.Setting."
+        )
+    return _AT_HAND.get()[name]
+
+
+def _short(*words: str) -> str:
+    return hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,495 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An app that keeps its own training: the diffs of docs/flower-app.md, before and after, and what can go wrong."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian
+
+import fedquit
+from fedquit.errors import InputError, RequestError
+from fedquit.flower import Forgetting, Unlearning, arrays_of, erasable, erasing_mod, remaining
+from fedquit.flower.forgetting import VisibleNodes
+from fedquit.flower.in_process import InProcessGrid, Node
+from fedquit.flower.outbox import Outbox
+from fedquit.flower.own_training import ACTION, QUERY, TRAIN, load_arrays
+
+pytestmark = pytest.mark.flower
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "flower-app.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+DIFFS = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
+QUICKSTART = (PYTHON[0], DIFFS[0], DIFFS[1])
+FINE_TUNING = (PYTHON[1], DIFFS[2], DIFFS[3])
+NODES = (11, 12, 13)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    yield
+    logger.setLevel(level)
+
+
+def side(diff: str, sign: str) -> str:
+    """A file before (`-`) or after (`+`) a diff."""
+    lines = [line[1:] for line in diff.splitlines() if not line or line[0] in (" ", sign)]
+    return "\n".join(lines) + "\n"
+
+
+class App:
+    """The app of a page, in modules of its own, over a grid in this process."""
+
+    def __init__(self, folder: Path, files: tuple[str, str, str], sign: str) -> None:
+        self.folder = folder
+        folder.mkdir()
+        task, client, server = files
+        for name, text in (("task", task), ("client_app", side(client, sign)), ("server_app", side(server, sign))):
+            (folder / f"{name}.py").write_text(text)
+        for name in ("task", "client_app", "server_app"):
+            sys.modules.pop(name, None)
+        sys.path.insert(0, str(folder))
+        try:
+            self.task, self.client, self.server = (
+                importlib.import_module(name) for name in ("task", "client_app", "server_app")
+            )
+        finally:
+            sys.path.remove(str(folder))
+        self.nodes = {
+            node: Node(node, self.client.app, {"partition-id": k, "fedquit-home": str(self.home(k))})
+            for k, node in enumerate(NODES)
+        }
+        self.grid = LoggedGrid(self.nodes)
+
+    def home(self, partition: int) -> Path:
+        return self.folder / "homes" / str(partition)
+
+    def context(self, partition: int) -> Context:
+        config: Any = {"partition-id": partition, "fedquit-home": str(self.home(partition))}
+        return Context(1, NODES[partition], config, RecordDict(), {})
+
+    def ask_after(self, partition: int, messages: int) -> None:
+        """Let the owner of a client's data ask once so many messages to train are through."""
+        self.grid.after[messages] = lambda: Outbox(self.home(partition)).file()
+
+    def run(self) -> ArrayRecord:
+        torch.manual_seed(0)
+        random.seed(0)  # from which strategies sample
+        arrays: ArrayRecord = self.server.main(self.grid, self.context(0))
+        return arrays
+
+
+class LoggedGrid(InProcessGrid):
+    def __init__(self, nodes: dict[int, Node]) -> None:
+        super().__init__(nodes)
+        self.log: list[tuple[int, str]] = []
+        self.after: dict[int, Callable[[], object]] = {}
+
+    def deliver(self, message: Message) -> None:
+        self.log.append((message.metadata.dst_node_id, message.metadata.message_type))
+        super().deliver(message)
+        self.after.pop(len(self.trained()), lambda: None)()
+
+    def trained(self) -> list[tuple[int, str]]:
+        return [entry for entry in self.log if entry[1] != QUERY]
+
+
+@pytest.fixture
+def own_modules() -> Iterator[None]:
+    yield
+    for name in ("task", "client_app", "server_app"):
+        sys.modules.pop(name, None)
+
+
+def accuracy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    module.eval()
+    with torch.no_grad():
+        return 100 * float((module(x).argmax(-1) == y).float().mean())
+
+
+def model_of(task: ModuleType, arrays: ArrayRecord) -> nn.Module:
+    model: nn.Module = task.make_model()
+    load_arrays(model, arrays.to_torch_state_dict())
+    return model
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_the_quickstart_forgets_a_client_and_trains_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = App(tmp_path / "before", QUICKSTART, "-")
+    plain = model_of(before.task, before.run())
+    app = App(tmp_path / "after", QUICKSTART, "+")
+    untouched = model_of(app.task, app.run())
+    for (name, one), other in zip(plain.named_parameters(), untouched.parameters(), strict=True):
+        assert torch.equal(one, other), name  # without a request the app trains as it did
+    assert {kind for _, kind in app.grid.trained()} == {"train"}
+    data = app.task.load_partition(app.context(2))
+    x, y = data.tensors
+    digits = app.task.DIGITS
+
+    app.grid.log.clear()
+    (tmp_path / "forgotten.json").unlink(missing_ok=True)
+    app.ask_after(2, 3 * 8)
+    forgetful = model_of(app.task, app.run())
+    trained = app.grid.trained()
+    at = trained.index((NODES[2], TRAIN))
+    assert at == 3 * 8
+    assert {node for node, _ in trained[at + 1 :]} == {NODES[0], NODES[1]}
+    assert len(trained[at + 1 :]) == 2 * 3  # the unlearning took one of the twelve rounds
+    stored = json.loads((tmp_path / "forgotten.json").read_text())
+    assert stored["erased"] == [NODES[2]]
+    assert stored["untold"] == {}
+    (entry,) = Outbox(app.home(2)).entries()
+    assert entry.status == "served"
+    assert accuracy(forgetful, x, y) < accuracy(untouched, x, y) - 5
+    assert accuracy(forgetful, digits.test_x, digits.test_y) > 85
+    statistics = {name: buffer for name, buffer in forgetful.named_buffers() if "running_var" in name}
+    assert all((buffer > 0).all() for buffer in statistics.values())
+    message = Message(content=RecordDict({}), message_type="train", dst_node_id=NODES[2])
+    with pytest.raises(RequestError, match="works no more"):
+        app.client.app(message, app.context(2))
+
+
+@pytest.mark.usefixtures("own_modules")
+@pytest.mark.transformers
+def test_the_fine_tuning_app_exchanges_and_unlearns_adapters_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    app = App(tmp_path / "after", FINE_TUNING, "+")
+    arrays = app.run()
+    (tmp_path / "forgotten.json").unlink(missing_ok=True)
+    assert all("lora" in name or "lm_head" in name for name in arrays)
+    numbers = sum(array.numpy().size for array in arrays.values())
+    whole = sum(p.numel() for p in app.task.make_model().parameters())
+    assert numbers < whole / 2
+
+    def loss(state: ArrayRecord, partition: int) -> float:
+        model = model_of(app.task, state).eval()
+        texts = app.task.load_texts(app.context(partition))
+        ids = torch.stack([text["input_ids"] for text in texts])
+        with torch.no_grad():
+            return float(model(input_ids=ids, labels=ids).loss)
+
+    again = App(tmp_path / "again", FINE_TUNING, "+")
+    again.ask_after(1, 3 * 5)
+    forgetful = again.run()
+    trained = again.grid.trained()
+    at = trained.index((NODES[1], TRAIN))
+    assert at == 3 * 5
+    assert {node for node, _ in trained[at + 1 :]} == {NODES[0], NODES[2]}
+    assert set(forgetful) == set(arrays)
+    untrained = arrays_of(arrays_state(app.task))
+    assert loss(forgetful, 1) > loss(arrays, 1) + 0.3
+    assert loss(forgetful, 0) < loss(untrained, 0) - 0.5
+
+
+def arrays_state(task: ModuleType) -> dict[str, torch.Tensor]:
+    from peft import get_peft_model_state_dict
+
+    return dict(get_peft_model_state_dict(task.make_model()))
+
+
+# ---- the parts
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def blob(node: int, size: int = 24) -> TensorDataset:
+    draws = torch.Generator().manual_seed(node)
+    y = torch.randint(3, (size,), generator=draws)
+    return TensorDataset(torch.randn(size, 4, generator=draws) + y[:, None], y)
+
+
+def train(message: Message, context: Context) -> Message:
+    model = net()
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    data = blob(context.node_id)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.train()
+    for x, y in DataLoader(data, 8):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    metrics = MetricRecord({"num-examples": len(data)})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+def own_app(folder: Path, mods: Any = None, lr: float = 1e-2, batch_size: int = 32) -> ClientApp:
+    app = ClientApp(mods=mods)
+    app.train()(train)
+    return erasable(
+        app,
+        model=lambda _: net(),
+        data=lambda context: blob(context.node_id),
+        home=lambda context: folder / str(context.node_id),
+        unlearning=Unlearning(lr=lr, options={"batch_size": batch_size}),
+    )
+
+
+def grid_of(app: ClientApp) -> LoggedGrid:
+    return LoggedGrid({node: Node(node, app, {}) for node in NODES})
+
+
+def start() -> ArrayRecord:
+    return ArrayRecord(net().state_dict())
+
+
+def plain_settings() -> dict[str, Any]:
+    return {"fraction_evaluate": 0.0, "min_available_nodes": 1, "min_train_nodes": 1}
+
+
+def test_the_reply_of_the_client_is_the_new_model_and_the_strategy_begins_anew(tmp_path: Path) -> None:
+    grid = grid_of(own_app(tmp_path))
+    inner = FedAdam(eta=0.05, **plain_settings())
+    strategy = Forgetting(inner, requests=lambda n: [12] if n == 3 else [])
+    seen: dict[int, ArrayRecord] = {}
+    strategy.start(grid, start(), num_rounds=3, evaluate_fn=lambda n, arrays: seen.update({n: arrays}))
+    before = net()
+    before.load_state_dict(seen[2].to_torch_state_dict())
+    expected = fedquit.unlearn(before, blob(12), lr=1e-2, norm="frozen", dropout=False)
+    for name, tensor in seen[3].to_torch_state_dict().items():
+        assert torch.equal(tensor, expected.state_dict()[name]), name
+    assert strategy.strategy.m_t is None  # type: ignore[attr-defined]
+    assert strategy.erased == {12}
+    assert inner.m_t is None  # the strategy that was given is never touched
+
+
+def test_several_that_leave_at_once_unlearn_together(tmp_path: Path) -> None:
+    strategy = Forgetting(FedAvg(**plain_settings()), requests=lambda n: [11, 13] if n == 2 else [])
+    grid = grid_of(own_app(tmp_path))
+    strategy.start(grid, start(), num_rounds=3)
+    assert strategy.erased == {11, 13}
+    assert grid.trained()[-1] == (12, "train")
+    assert [erasure.round for erasure in strategy.served] == [2, 2]
+
+
+def test_a_request_for_samples_leaves_the_client_in_and_its_samples_out(tmp_path: Path) -> None:
+    app = own_app(tmp_path)
+    grid = grid_of(app)
+    outbox = Outbox(tmp_path / "12")
+    outbox.file(positions=[0, 5, 7])
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    seen: dict[int, ArrayRecord] = {}
+    strategy.start(grid, start(), num_rounds=3, evaluate_fn=lambda n, arrays: seen.update({n: arrays}))
+    assert strategy.erased == frozenset()
+    assert [(erasure.node, erasure.kind) for erasure in strategy.served] == [(12, "samples")]
+    assert outbox.entries()[0].status == "served"
+    data = blob(12)
+    left = remaining(data, Context(1, 12, {}, RecordDict(), {}), tmp_path / "12")
+    assert len(left) == 21  # type: ignore[arg-type]
+    expected = fedquit.unlearn(net(), [data[k] for k in (0, 5, 7)], lr=1e-2, norm="frozen", dropout=False)
+    assert torch.equal(seen[1].to_torch_state_dict()["0.weight"], expected.state_dict()["0.weight"])
+
+
+def test_a_fraction_is_drawn_once(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "12")
+    outbox.file(fraction=0.25)
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    strategy.start(grid_of(own_app(tmp_path)), start(), num_rounds=2)
+    (entry,) = outbox.entries()
+    assert entry.status == "served"
+    assert len(entry.positions) == 6
+    assert strategy.served[0].request == entry.id
+
+
+def test_a_client_that_cannot_unlearn_is_asked_again_and_then_refused(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "12")
+    outbox.file()
+    strategy = Forgetting(FedAvg(**plain_settings()), tries=2)
+    seen: dict[int, ArrayRecord] = {}
+    grid = grid_of(own_app(tmp_path, lr=1e36, batch_size=8))  # the student overflows
+    strategy.start(grid, start(), num_rounds=4, evaluate_fn=lambda n, arrays: seen.update({n: arrays}))
+    assert [kind for node, kind in grid.trained() if kind == TRAIN] == [TRAIN] * 2
+    assert strategy.erased == frozenset()
+    (entry,) = outbox.entries()
+    assert entry.status == "refused"
+    assert "no longer finite" in entry.reason
+    for name, tensor in seen[2].to_torch_state_dict().items():
+        assert torch.equal(tensor, net().state_dict()[name])  # nothing came of the two tries
+    assert not torch.equal(seen[3].to_torch_state_dict()["0.weight"], net().state_dict()["0.weight"])
+
+
+def test_a_server_that_is_started_again_still_hides_the_erased(tmp_path: Path) -> None:
+    grid = grid_of(own_app(tmp_path))
+    state = tmp_path / "state" / "forgotten.json"
+    first = Forgetting(FedAvg(**plain_settings()), requests=lambda n: [11], state=state)
+    first.start(grid, start(), num_rounds=2)
+    again = Forgetting(FedAvg(**plain_settings()), state=state)
+    assert again.erased == {11}
+    assert again.served == first.served
+    grid.log.clear()
+    again.start(grid, start(), num_rounds=1)
+    assert {node for node, _ in grid.log} == {12, 13}
+
+
+def test_mods_of_the_app_hold_for_the_unlearning_and_do_not_stop_the_query(tmp_path: Path) -> None:
+    Outbox(tmp_path / "12").file()
+    grid = grid_of(own_app(tmp_path, mods=[LocalDpMod(0.5, 1.0, 1.0, 1e-5)]))
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    seen: dict[int, ArrayRecord] = {}
+    strategy.start(grid, start(), num_rounds=1, evaluate_fn=lambda n, arrays: seen.update({n: arrays}))
+    assert strategy.erased == {12}
+    unlearned = fedquit.unlearn(net(), blob(12), lr=1e-2, norm="frozen", dropout=False).state_dict()["0.weight"]
+    noise = seen[1].to_torch_state_dict()["0.weight"] - unlearned
+    assert noise.std() > 1  # the mod's standard deviation is 4.8
+
+
+def test_an_app_with_a_client_fn_takes_the_mod(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="mods="):
+        erasable(
+            ClientApp(lambda context: None),  # type: ignore[arg-type, return-value]
+            model=lambda _: net(),
+            data=lambda context: blob(context.node_id),
+            unlearning=Unlearning(lr=1e-2),
+        )
+    mod = erasing_mod(
+        model=lambda _: net(),
+        data=lambda context: blob(context.node_id),
+        home=lambda context: tmp_path / str(context.node_id),
+        unlearning=Unlearning(lr=1e-2),
+    )
+    app = ClientApp(lambda context: None, mods=[mod])  # type: ignore[arg-type, return-value]
+    Outbox(tmp_path / "12").file()
+    numbered = ArrayRecord([array.numpy() for array in start().values()])
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    result = strategy.start(grid_of(app), numbered, num_rounds=1)
+    assert strategy.erased == {12}
+    assert list(result.arrays) == [str(n) for n in range(len(numbered))]
+    expected = fedquit.unlearn(net(), blob(12), lr=1e-2, norm="frozen", dropout=False)
+    assert np.array_equal(result.arrays["0"].numpy(), expected.state_dict()["0.weight"].numpy())
+
+
+def test_a_server_optimizer_takes_no_step_on_statistics_and_counters_stay_whole(tmp_path: Path) -> None:
+    grid = grid_of(own_app(tmp_path))
+    plain = FedAvg(**plain_settings()).start(grid, start(), num_rounds=1).arrays
+    for inner in (FedAdam(eta=0.05, **plain_settings()), FedAvgM(server_momentum=0.9, **plain_settings())):
+        bare = inner.start(grid, start(), num_rounds=1).arrays
+        wrapped = Forgetting(type(inner)(**_settings_of(inner))).start(grid, start(), num_rounds=1).arrays
+        assert np.allclose(wrapped["1.running_var"].numpy(), plain["1.running_var"].numpy(), atol=1e-6)
+        assert np.allclose(wrapped["0.weight"].numpy(), bare["0.weight"].numpy(), atol=1e-6)
+    adam = FedAdam(eta=0.05, **plain_settings()).start(grid, start(), num_rounds=1).arrays
+    assert not np.allclose(adam["1.running_var"].numpy(), plain["1.running_var"].numpy(), atol=1e-3)
+    counted = Forgetting(FedAvg(**plain_settings())).start(grid, start(), num_rounds=1).arrays
+    assert counted["1.num_batches_tracked"].numpy().dtype == np.int64
+    assert int(counted["1.num_batches_tracked"].numpy()) == 3
+    median = FedMedian(**plain_settings()).start(grid, start(), num_rounds=1).arrays
+    kept = Forgetting(FedMedian(**plain_settings())).start(grid, start(), num_rounds=1).arrays
+    assert np.array_equal(kept["1.running_var"].numpy(), median["1.running_var"].numpy())  # a robust mean stays
+
+
+def _settings_of(inner: Any) -> dict[str, Any]:
+    own = {"eta": 0.05} if isinstance(inner, FedAdam) else {"server_momentum": 0.9}
+    return {**own, **plain_settings()}
+
+
+def test_the_strategy_sees_a_grid_without_erased_nodes(tmp_path: Path) -> None:
+    grid = grid_of(own_app(tmp_path))
+    visible = VisibleNodes(grid, [12])
+    assert list(visible.get_node_ids()) == [11, 13]
+    assert [node.node_id for node in visible.get_nodes()] == [11, 13]
+
+
+def test_too_few_nodes_after_an_erasure_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    strategy = Forgetting(FedAvg(fraction_evaluate=0.0, min_available_nodes=3), requests=lambda n: [12])
+    grid = grid_of(own_app(tmp_path))
+    messages = list(strategy.configure_train(1, start(), ConfigRecord(), grid))
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        strategy._warn_of_few(2)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert "lower min_available_nodes" in caplog.text
+
+
+def test_a_model_that_is_used_too_soon_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    strategy = Forgetting(FedAvg(**plain_settings()), requests=lambda n: [12] if n == 2 else [], recovery=2)
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        strategy.start(grid_of(own_app(tmp_path)), start(), num_rounds=3)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert "1 rounds followed the unlearning in round 2, and 2 should" in caplog.text
+
+
+def test_a_strategy_that_cannot_be_copied_is_given_as_a_function(tmp_path: Path) -> None:
+    class Stubborn(FedAvg):
+        def __deepcopy__(self, memo: object) -> Stubborn:
+            raise TypeError("no copies")
+
+    with pytest.raises(InputError, match=r"Forgetting\(lambda"):
+        Forgetting(Stubborn(**plain_settings()))
+    strategy = Forgetting(lambda: Stubborn(**plain_settings()), requests=lambda n: [12] if n == 1 else [])
+    strategy.start(grid_of(own_app(tmp_path)), start(), num_rounds=2)
+    assert strategy.erased == {12}
+
+
+def test_bfloat16_travels_as_float32() -> None:
+    state = {"w": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "n": torch.tensor(3)}
+    with pytest.raises(TypeError):
+        ArrayRecord(state)
+    record = arrays_of(state)
+    assert record["w"].numpy().dtype == np.float32
+    assert record["w"].numpy().tolist() == [1.5, -2.0]
+    module = nn.Linear(2, 1, bias=False).to(torch.bfloat16)
+    load_arrays(module, {"weight": torch.tensor([[1.5, -2.0]])})
+    assert module.weight.dtype == torch.bfloat16
+    assert module.weight.tolist() == [[1.5, -2.0]]
+
+
+def test_arrays_that_do_not_fit_are_refused_in_one_sentence() -> None:
+    with pytest.raises(InputError, match="the network has no 'extra'"):
+        load_arrays(net(), {"extra": torch.zeros(2)})
+    with pytest.raises(InputError, match="do not fit the network"):
+        load_arrays(net(), {"0.weight": torch.zeros(2, 2)})
+    with pytest.raises(InputError, match="`dump` leaves out"):
+        Unlearning(lr=1e-2, dump=lambda model: {}).unlearned(net(), start(), blob(1))
+    with pytest.raises(InputError, match="leave canaries or unlearning out"):
+        erasable(
+            ClientApp(), model=lambda _: net(), data=lambda _: blob(1), canaries=100, unlearning=Unlearning(lr=1e-2)
+        )
+
+
+def test_a_reply_that_is_no_model_of_this_network_does_not_become_the_global_model(tmp_path: Path) -> None:
+    def lying(message: Message, context: Context) -> Message:
+        arrays = ArrayRecord({"0.weight": Array(np.zeros((1, 1), np.float32))})
+        content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 5})})
+        return Message(content, reply_to=message)
+
+    app = ClientApp()
+    app.train()(train)
+    app.train(ACTION)(lying)
+    strategy = Forgetting(FedAvg(**plain_settings()), requests=lambda n: [12], poll=False, tries=1)
+    result = strategy.start(grid_of(app), start(), num_rounds=1)
+    assert strategy.erased == frozenset()
+    assert len(result.arrays) == 0  # Flower's result holds what was aggregated: nothing
