@@ -57,6 +57,7 @@ FOUR = Membership((0, 1, 2, 3))
 STEP: dict[str, Callable[[Life], Life]] = {
     "join": lambda life: life.join([7], anew=False, rounds=2),
     "begin_unlearning": lambda life: life.begin_unlearning(Request((1,)), rounds=2),
+    "narrow": lambda life: life.narrow(Request(()), ()),
     "fall_back": lambda life: life.fall_back(),
     "begin_recovery": lambda life: life.begin_recovery(),
     "give_up": lambda life: life.give_up(),
@@ -92,6 +93,18 @@ def test_a_step_leads_on_as_the_table_says_or_is_refused_with_one_sentence(kind:
         return
     with pytest.raises(TransitionError, match=rf"^a federation in phase '.*' cannot {step}: from here it can .*\.$"):
         STEP[step](life)
+
+
+def test_a_request_is_narrowed_to_a_part_of_it_which_the_same_method_serves() -> None:
+    life = Life(FOUR).begin_unlearning(Request((1, 2)), rounds=2)
+    narrowed = life.narrow(Request((2,)), ["r0002"])
+    assert narrowed.requested == Request((2,))
+    assert narrowed.phase.serving == ("r0002",)
+    assert not narrowed.phase.fallback
+    assert narrowed.phase.number == life.phase.number + 1, "it begins again from the model before the request"
+    for other in (Request((1, 2)), Request((3,))):
+        with pytest.raises(TransitionError, match="no part of the request"):
+            life.narrow(other, ["r0003"])
 
 
 def test_the_table_in_the_module_s_docstring_is_the_table() -> None:

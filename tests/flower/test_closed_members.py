@@ -486,6 +486,70 @@ def test_the_user_of_apps_gets_copies_and_cannot_read_the_keys(project: Project,
         require_access(project.folder, user)
 
 
+def table_of(tmp_path: Path, names: list[str], *extra: str) -> Path:
+    """A table of sites that have each made a request."""
+    lines = ["name,csr,examples"]
+    for name in names:
+        site(tmp_path, name)
+        lines.append(f"{name},{name}/request.csr,10")
+    path = tmp_path / "sites.csv"
+    path.write_text("\n".join([*lines, *extra]) + "\n")
+    return path
+
+
+def test_many_sites_are_enrolled_in_one_call(project: Project, tmp_path: Path) -> None:
+    table = table_of(tmp_path, ["a", "b", "c"])
+    words = ["flower", "enrol", "--table", str(table), "--project", str(project.folder), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(fedquit, words)
+    assert result.exit_code == 0, result.output
+    assert sorted(project.sites) == ["a", "b", "c"]
+    assert "3 sites are enrolled" in result.output
+    for name in "abc":
+        folder = SiteFolder(tmp_path / name)
+        folder.install(Bundle.unpack((tmp_path / "out" / f"{name}.tar").read_bytes()))
+        assert folder.about["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("a,a/request.csr,10", "named twice"),
+        ("d,a/request.csr,10", "node key of this request is that of a"),
+        ("d,nowhere.csr,10", "cannot read"),
+        ("d,a/request.csr,many", "line 4 of"),
+        ("D!,a/request.csr,10", "no name of a site"),
+    ],
+)
+def test_a_table_with_a_wrong_line_admits_nobody(project: Project, tmp_path: Path, line: str, sentence: str) -> None:
+    table = table_of(tmp_path, ["a", "b"], line)
+    words = ["flower", "enrol", "--table", str(table), "--project", str(project.folder), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(fedquit, words)
+    assert result.exit_code != 0
+    assert sentence in str(result.exception or result.output)
+    assert project.sites == {}
+    assert not list((tmp_path / "out").glob("*.tar"))
+
+
+def test_a_fingerprint_in_the_table_is_compared(project: Project, tmp_path: Path) -> None:
+    site(tmp_path, "a")
+    table = tmp_path / "sites.csv"
+    table.write_text("name,csr,examples,fingerprint\na,a/request.csr,10,ab cd\n")
+    words = ["flower", "enrol", "--table", str(table), "--project", str(project.folder)]
+    result = CliRunner().invoke(fedquit, words)
+    assert "the request of a has the fingerprint" in str(result.exception or result.output)
+    assert project.sites == {}
+
+
+def test_the_operator_agrees_on_another_number_of_examples(project: Project, tmp_path: Path) -> None:
+    enrolled(project, tmp_path, "hospital-0", examples=7)
+    words = ["flower", "examples", "hospital-0", "12", "--project", str(project.folder)]
+    result = CliRunner().invoke(fedquit, words)
+    assert "counts for at most 12 examples from the next round on, and for 7 until now" in result.output
+    assert project.sites["hospital-0"].examples == 12
+    with pytest.raises(InputError, match="at least one example"):
+        project.agree_examples("hospital-0", 0)
+
+
 # A node that keeps its certificate -----------------------------------------------------------------------------------
 
 

@@ -96,14 +96,23 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_demo_ends_with_its_table_and_leaves_no_process_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedquit", "flower", "demo", "--out", str(tmp_path / "demo")]
-    demo = subprocess.run(command, capture_output=True, text=True, check=False)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    own = {**os.environ, "TMPDIR": str(temporary)}
+    demo = subprocess.run(command, capture_output=True, text=True, check=False, env=own)
     assert demo.returncode == 0, demo.stderr[-3000:]
     assert "node-0 asked to be forgotten; fedquit served it" in demo.stdout
-    rows = re.findall(r"^ +(before|unlearned|recovered) +(\d+\.\d) +(\d+\.\d)$", demo.stdout, re.MULTILINE)
+    rows = re.findall(r"^ +(\w+) +(\d+\.\d) +(\d+\.\d)", demo.stdout, re.MULTILINE)
     forget = {when: float(accuracy) for when, _, accuracy in rows}
-    assert list(forget) == ["before", "unlearned", "recovered"], demo.stderr[-3000:]
+    assert list(forget) == ["before", "unlearned", "recovered", "Natural", "Retrain"], demo.stderr[-3000:]
     assert forget["unlearned"] < forget["before"], "the node's data was unlearned"
+    assert "points from the mean of 19 Retrains" in demo.stdout
     assert running_in(tmp_path) == []
+    assert list(temporary.iterdir()) == []
+    databases = list((tmp_path / "demo").rglob("superlink.db*"))
+    assert databases, "they are where this test looks"
+    for path in databases:
+        assert b"NUMPY" not in path.read_bytes(), f"{path} holds a tensor"
 
 
 @pytest.mark.slow

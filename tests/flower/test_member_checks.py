@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from fedquit.core import Params, Reply
+from fedquit.core import Params
 from fedquit.flower.identity import fingerprint
-from fedquit.flower.judgement import counted_examples, judged_reply
 from fedquit.flower.membership import write_membership
 from flower.grid_world import MakeWorld, Setup, lines
 from flower.test_refusals import reworded, said_of_itself
@@ -33,15 +34,22 @@ class Enrolled:
     revoked: float | None = None
 
 
-def close(setup: Setup, revoked: Sequence[int] = ()) -> None:
-    """Make the federation closed: each client is a site that was enrolled with the examples that it has."""
+def close(setup: Setup, revoked: Sequence[int] = (), **examples: int) -> None:
+    """Make the federation closed: each client is a site that was enrolled with the examples that it has.
+
+    Args:
+        setup: the federation.
+        revoked: clients whose sites are revoked.
+        examples: other numbers, by "c" and the client.
+    """
     state = setup.folder / "state"
     state.mkdir(parents=True, exist_ok=True)
     sites = []
     for client in setup.data.clients:
         key = fingerprint(f"public key of {client}".encode())
         when = 1.0 if client in revoked else None
-        sites.append(Enrolled(f"hospital-{client}", len(setup.data.train[client]), (key,), when))
+        agreed = examples.get(f"c{client}", len(setup.data.train[client]))
+        sites.append(Enrolled(f"hospital-{client}", agreed, (key,), when))
     write_membership(state, sites)
 
 
@@ -51,14 +59,6 @@ def distance(one: Params, other: Params) -> float:
 
 def clients(folder: Path) -> dict[str, int]:
     return {m["name"]: m["examples"] for m in json.loads((folder / "state" / "clients.json").read_text())}
-
-
-def test_a_reply_counts_for_no_more_examples_than_its_site_was_enrolled_with() -> None:
-    assert counted_examples(10**12, 40) == 40
-    assert counted_examples(7, 40) == 7, "a site may use fewer"
-    assert counted_examples(10**12, None) == 10**12, "nothing is known of it where the federation is not closed"
-    reply = Reply(3, {"w": torch.ones(2)}, 10**12, 0.5)
-    assert judged_reply(reply, 40) == Reply(3, reply.params, 40, 0.5)
 
 
 def test_an_inflated_number_of_examples_does_not_replace_the_model(make: MakeWorld) -> None:
@@ -107,3 +107,49 @@ def test_a_site_that_is_revoked_during_a_run_is_asked_no_more(make: MakeWorld) -
     setup.serve(setup.config(), evaluate=evaluate)
     assert asked_before == [len(node.asked)]
     assert "train.fedquit" in node.asked, "it took part until then"
+
+
+def test_erased_samples_count_no_more_whatever_the_site_says_until_the_operator_agrees_otherwise(
+    make: MakeWorld,
+) -> None:
+    setup = make()
+    close(setup)
+    setup.serve(setup.config())
+    assert clients(setup.folder)["hospital-0"] == 23
+    setup.outbox(0).file(positions=[0, 1, 2])
+    setup.serve(setup.config())
+    assert clients(setup.folder)["hospital-0"] == 20
+    in_replies, of_itself = reworded(examples=10**9), said_of_itself(examples=10**9)
+    setup.node_of(0).spoil = lambda reply: [last for first in in_replies(reply) for last in of_itself(first)]
+    setup.serve(setup.config(train={"rounds": 3, "batch_size": 8}))
+    assert clients(setup.folder)["hospital-0"] == 20, "what was erased is not said back"
+    close(setup, c0=40)
+    setup.serve(setup.config(train={"rounds": 4, "batch_size": 8}))
+    assert clients(setup.folder)["hospital-0"] == 40, "the operator's number is that of today"
+    setup.node_of(0).spoil = lambda reply: [reply]
+    setup.serve(setup.config(train={"rounds": 5, "batch_size": 8}))
+    assert clients(setup.folder)["hospital-0"] == 20, "a site may always use fewer"
+
+
+def test_honest_erasures_raise_no_alarm() -> None:
+    """A part of benchmarks/member_checks.py, which has the figures of docs/flower.md."""
+    benchmark = loaded("member_checks")
+    for method, partition in (("fedquit", "Dirichlet 0.1"), ("pga", "IID"), ("mode", "Dirichlet 0.5")):
+        case = benchmark.Case(method, partition, "sgd", seed=1, samples=method == "mode")
+        measured = benchmark.measure(case, rounds=3)
+        assert measured.alarms == ()
+        assert (measured.status, measured.fallback) == ("done", False)
+        assert measured.rounds >= 3
+        assert measured.least is not None, "it was judged"
+
+
+def loaded(name: str) -> Any:
+    """A script of benchmarks/."""
+    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

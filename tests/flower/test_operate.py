@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.deploy.environment import free_ports
 from fedquit.flower.outbox import Outbox
@@ -186,7 +187,12 @@ def test_three_sites_from_nothing_as_the_page_says(tmp_path: Path) -> None:
         machines.run("site", "hospital-1")  # join --bundle
         machines.run("operator")  # revoke hospital-2
         machines.run("operator")  # request --server
+        SiteFolder(operator / "another").join()
+        (operator / "sites.csv").write_text("name,csr,examples\nhospital-9,another/request.csr,70\n")
+        machines.run("operator")  # enrol --table
+        machines.run("operator")  # examples
         sites = {site["name"]: site for site in json.loads((operator / "project" / "sites.json").read_text())["sites"]}
         assert len(sites["hospital-1"]["keys"]) == 2
         assert sites["hospital-2"]["revoked"] is not None
+        assert (sites["hospital-9"]["examples"], sites["hospital-1"]["examples"]) == (70, 1200)
         assert not machines.left, "every command of the page was run"

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from typer.testing import CliRunner
 
 from fedquit.cli import app
 from fedquit.cli.flower import as_settings
+from fedquit.core import State
 from fedquit.errors import InputError, StoreError
 from fedquit.flower.deploy import demo, reaper, stack
 from fedquit.flower.deploy.commands import Node, as_toml, superlink_command, supernode_command
@@ -633,6 +636,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(demo, "run_until_finished", run_until_finished)
     monkeypatch.setattr(demo, "_params", lambda _: {})
     monkeypatch.setattr(demo, "_accuracies", lambda *_: {})
+    monkeypatch.setattr(demo, "_references", lambda *_: {})
     return filed
 
 
@@ -645,6 +649,57 @@ def test_a_demo_whose_request_comes_after_the_last_round_goes_on_with_another_ru
     assert results["bytes"] == 2
     assert results["erasure"]["request"]
     assert sum("asks to be forgotten" in line for line in said) == 1
+
+
+def test_a_demo_without_a_folder_leaves_none_behind(
+    runs: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    demo.run(None)
+    assert runs
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_compares_with_natural_and_retrain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "RETRAINS", 3)
+    app = demo.app_folder()
+    task = demo._task(app)
+    first = State(dict(task.Net().state_dict()), clock=1)
+    models = demo._references(app, tmp_path, first)
+    assert [name for name in models if not name.startswith("Retrain")] == ["Natural"]
+    accuracies = demo._accuracies(app, {"before": first.params, "recovered": first.params, **models})
+    compared = demo._compared(accuracies)
+    assert list(accuracies) == ["before", "recovered", "Natural", "Retrain"]
+    assert len({row["forget"] for row in compared["retrains"]}) > 1, "each has a seed of its own"
+    assert accuracies["Natural"]["test"] > accuracies["before"]["test"] + 20, "it was trained"
+    results = {
+        "leaving": "node-0",
+        "erasure": {"method": "fedquit"},
+        "accuracy": accuracies,
+        "seconds": 1.0,
+        "bytes": 1000,
+        **compared,
+    }
+    text = "\n".join(demo.summary(json.loads(json.dumps(results))))
+    assert "points from the mean of 3 Retrains" in text
+    assert compared["verdict"]["word"] in ("differs", "cannot tell")
+    assert "trained without the node, 3 seeds" in text
+
+
+def test_a_stack_that_ends_leaves_no_message_in_its_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiped: list[Path] = []
+    monkeypatch.setattr(stack, "wipe_traces", lambda path, _: wiped.append(path))
+    ended = stack.Stack(tmp_path)
+    ended.superlink = Stopped()  # type: ignore[assignment]
+    ended._stop()
+    assert wiped == [tmp_path / "superlink.db"]
+
+
+class Stopped:
+    """A process that can be stopped."""
+
+    def stop(self) -> None:
+        pass
 
 
 def test_the_demo_takes_a_new_folder(tmp_path: Path) -> None:

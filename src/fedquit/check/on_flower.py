@@ -51,6 +51,8 @@ def judge_on_flower(federation: SmallFederation, kind: str, folder: Path, findin
         "train": recipe.to_dict()["train"],
         "method": dict(recipe.method),
         "recover_rounds": RECOVERY_ROUNDS,
+        "together": True,  # as the simulator serves them
+        "check_members": len(request.clients) == 1,  # several that cancel each other would be served one by one
     }
     config = build(ServerConfig, settings, "fedquit")
     advice = "keep to the hooks of `Task` and `Method`, which are all that a message carries"

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedquit flower init`, `join`, `enrol`, `rotate`, `revoke`, `sign`, `renew`: the members of a closed federation."""
+"""The members of a closed federation: `fedquit flower init`, `join`, `enrol`, `rotate`, `revoke` and others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,19 +70,55 @@ def join(
 
 
 def enrol(
-    name: Name,
-    request: RequestFile,
     project: ProjectFolder,
-    examples: Annotated[int, typer.Option(help="How many examples the site counts for at most.")],
+    name: Annotated[str, typer.Argument(help="The name of the site.")] = "",
+    request: Annotated[Path | None, typer.Argument(metavar="CSR", help="The request that the site made.")] = None,
+    examples: Annotated[int, typer.Option(help="How many examples the site counts for at most.")] = 0,
     fingerprint: Fingerprint = "",
-    out: BundleOut = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The bundle to write, NAME.tar if not given; with --table a folder.")
+    ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="Admit many: a CSV file with the columns name, csr, examples and, where told, fingerprint."),
+    ] = None,
 ) -> None:
-    """Admit a site: sign its request and write the bundle that goes back to it."""
+    """Admit a site, or all sites of a table: sign requests and write the bundles that go back."""
+    _require_extra()
+    from fedquit.flower.closed.project import Admission, Project
+
+    opened = Project.open(project)
+    if table is not None:
+        if name or request or examples or fingerprint:
+            raise InputError("a table names sites, requests, examples and fingerprints: give it alone, with --out.")
+        rows = _rows(table)
+        sites = []
+        for row in rows:
+            sites.append(Admission(row.name, _compared(row.request, row.fingerprint, row.name), row.examples))
+        folder = out or Path("bundles")
+        paths = {site.name: folder / f"{site.name}.tar" for site in sites}
+        _write_all(paths, lambda deliver: opened.enrol_many(sites, deliver))
+        _say(f"{len(sites)} sites are enrolled. Send each its bundle in {folder}; nothing in them is secret.")
+        return
+    if not name or request is None or not examples:
+        raise InputError("name the site, its request and --examples, or give a --table of many.")
+    content = _compared(request, fingerprint)
+    path = out or Path(f"{name}.tar")
+    _write_all({name: path}, lambda deliver: opened.enrol_many([Admission(name, content, examples)], deliver))
+    _say(f"Send {path} to {name}; nothing in it is secret.")
+
+
+def examples(
+    name: Name,
+    number: Annotated[int, typer.Argument(metavar="N", help="How many examples the site counts for at most.")],
+    project: ProjectFolder,
+) -> None:
+    """Agree on another number of examples with a site, which has got more data or never had as much."""
     _require_extra()
     from fedquit.flower.closed.project import Project
 
-    content = _compared(request, fingerprint)
-    _issue(name, out, lambda deliver: Project.open(project).enrol(name, content, examples, deliver))
+    before = Project.open(project).agree_examples(name, number)
+    _say(f"{name} counts for at most {number} examples from the next round on, and for {before} until now.")
 
 
 def rotate(
@@ -91,7 +129,10 @@ def rotate(
     from fedquit.flower.closed.project import Project
 
     content = _compared(request, fingerprint)
-    _issue(name, out, lambda deliver: Project.open(project).rotate(name, content, deliver))
+    path = out or Path(f"{name}.tar")
+    opened = Project.open(project)
+    _write_all({name: path}, lambda deliver: opened.rotate(name, content, lambda bundle: deliver([bundle])))
+    _say(f"Send {path} to {name}; nothing in it is secret.")
 
 
 def revoke(name: Name, project: ProjectFolder) -> None:
@@ -153,7 +194,7 @@ def _content(path: Path) -> bytes:
         raise InputError(f"cannot read {path} ({error.strerror}): give the file that was sent.") from error
 
 
-def _compared(request: Path, fingerprint: str) -> bytes:
+def _compared(request: Path, fingerprint: str, name: str = "the site") -> bytes:
     """A request whose fingerprint is the one that the site told, where it told one."""
     from fedquit.flower.closed.requests import read_request
 
@@ -161,29 +202,64 @@ def _compared(request: Path, fingerprint: str) -> bytes:
     actual = read_request(content).fingerprint
     if fingerprint and fingerprint.replace(" ", "").lower() != actual.replace(" ", ""):
         raise InputError(
-            f"the request has the fingerprint {actual}: it is not the one that the site made. Ask the site."
+            f"the request of {name} has the fingerprint {actual}: it is not the one that the site made. Ask the site."
         )
     if not fingerprint:
-        _say(f"Compare with what the site printed: {actual}")
+        _say(f"Compare with what {name} printed: {actual}")
     return content
 
 
-def _issue(name: str, out: Path | None, issue: Callable[[Callable[[Bundle], None]], Bundle]) -> None:
-    """Write the bundle before the site is admitted; if either fails, neither is there."""
+@dataclass(frozen=True)
+class _Row:
+    """A line of a table of sites."""
+
+    name: str
+    request: Path
+    examples: int
+    fingerprint: str
+
+
+def _rows(table: Path) -> list[_Row]:
+    """The lines of a table of sites; paths in it are relative to the table."""
+    lines = csv.DictReader(_content(table).decode("utf-8-sig", errors="replace").splitlines())
+    columns = {"name", "csr", "examples"}
+    if not columns <= set(lines.fieldnames or ()):
+        raise InputError(f"{table} has no column for each of name, csr and examples: name them in its first line.")
+    rows = []
+    for number, line in enumerate(lines, 2):
+        count = (line["examples"] or "").strip()
+        if not count.isdecimal():
+            raise InputError(f"line {number} of {table} has {count!r} examples: give a whole number.")
+        request = table.parent / (line["csr"] or "").strip()
+        told = (line.get("fingerprint") or "").strip()
+        rows.append(_Row((line["name"] or "").strip(), request, int(count), told))
+    if not rows:
+        raise InputError(f"{table} names no site: give a line for each.")
+    return rows
+
+
+def _write_all(paths: Mapping[str, Path], issue: Callable[[Callable[[list[Bundle]], None]], object]) -> None:
+    """Write the bundle of each site before any is admitted; if something fails, nothing is there."""
     from fedquit.utils.files import write_secret
 
-    path = out or Path(f"{name}.tar")
-    if path.exists():
-        raise InputError(f"{path} exists: move it away, or give --out another name.")
+    for path in paths.values():
+        if path.exists():
+            raise InputError(f"{path} exists: move it away, or give --out another name.")
+
+    def deliver(bundles: list[Bundle]) -> None:
+        for bundle in bundles:
+            paths[bundle.name].parent.mkdir(parents=True, exist_ok=True)
+            write_secret(paths[bundle.name], bundle.pack())
+
     try:
-        issue(lambda bundle: write_secret(path, bundle.pack()))
+        issue(deliver)
     except BaseException:
-        path.unlink(missing_ok=True)
+        for path in paths.values():
+            path.unlink(missing_ok=True)
         raise
-    _say(f"Send {path} to {name}; nothing in it is secret.")
 
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands to `fedquit flower`."""
-    for command in (init, join, enrol, rotate, revoke, sign, renew):
+    for command in (init, join, enrol, examples, rotate, revoke, sign, renew):
         app.command()(command)

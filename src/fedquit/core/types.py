@@ -168,12 +168,15 @@ class Task(ABC):
         augments: whether the task trains as ordinary training does: on augmented examples, with
             dropout, and with BatchNorm's batch statistics. Training and recovery do, and what
             unlearns on data to forget does not: it sees the network as it is evaluated.
+        opposes_training: whether the task undoes what training on the same data does, so that an
+            honest answer never moves the model as the client's own training did.
     """
 
     local: Local = Local()
     remember: str = ""
     needs: ClassVar[tuple[str, ...]] = ()
     augments: ClassVar[bool] = False
+    opposes_training: ClassVar[bool] = False
 
     def prepare(self, model: Model, sent: Sent) -> Sent:
         """Return `sent` with what the client computes once, before the first step."""

@@ -41,7 +41,8 @@ class ServerConfig:
     deadline: float = 3600.0  # seconds for a client that leaves to answer, before the fallback is used
     fallback: str = "not"  # the method for a request whose client does not answer: not, retrain
     allow_unauthenticated: bool = False  # whether to serve requests of nodes without a registered key
-    together: bool = True  # whether several requests are served in one round, or one after another
+    together: bool = False  # whether several requests are served in one round, or one after another
+    check_members: bool = True  # whether replies that no honest client sends are refused or bounded
     audit: bool = False  # whether clients that leave are sent the models before and after, to audit them by canaries
     sweep: int = 0  # ask all nodes for requests after every so many rounds; 0: only at the beginning and the end
     request_burst: int = 3  # erasures that a client may ask for at once, before it must wait

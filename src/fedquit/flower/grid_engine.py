@@ -20,7 +20,7 @@ from fedquit.engine.plan import fixed_uniforms
 from fedquit.errors import FedquitError, UnreachableError
 from fedquit.flower import wire
 from fedquit.flower.client import ClientData
-from fedquit.flower.judgement import judged_reply
+from fedquit.flower.judgement import Judge, RefusedReply
 from fedquit.flower.presence import Presence
 from fedquit.flower.transport import LONGEST_POLL, PATIENCE, Clock, OutgoingMessage
 
@@ -80,6 +80,7 @@ class GridEngine:
     serving: Mapping[ClientId, wire.Serving] = field(default_factory=dict)  # the request that is served, by client
     public: ClientData | None = None  # the server's own data
     arrived: Callable[[Ask, Reply], None] | None = None  # called with each valid reply as soon as it comes in
+    judge: Judge | None = None  # of what a well-formed reply may do to the model
     began: float = field(init=False)  # Unix time at which this process took the phase up
 
     def __post_init__(self) -> None:
@@ -124,7 +125,20 @@ class GridEngine:
                 self._require_nobody_waits([c for c in to_ask if not this_round.invalid[c]])
                 self._wait_before_retry(to_ask, tries)
         self._require_enough(this_round, replies)
-        return replies
+        return {**replies, **self._bounded(this_round, replies)}
+
+    def _bounded(self, this_round: _Round, replies: Mapping[ClientId, Reply]) -> dict[ClientId, Reply]:
+        """The replies of clients that stay, as they count."""
+        if self.judge is None:
+            return {}
+        staying = [reply for client, reply in sorted(replies.items()) if client not in self.required]
+        counted, too_long = self.judge.bounded(this_round.ask, this_round.expected.like, staying)
+        for client in too_long:
+            self.presence.transport.say(
+                f"the update of {self._titles([client])} in {this_round.place} is far longer than the others': it is "
+                "scaled down"
+            )
+        return counted
 
     def _ask_once(self, this_round: _Round, clients: Sequence[ClientId]) -> Iterator[Reply]:
         """Send the question to those of the clients that are online; their valid replies as they come in."""
@@ -146,12 +160,21 @@ class GridEngine:
                 continue
             try:
                 answer = wire.answer_from_records(reply.content, question, this_round.expected)
-            except wire.InvalidMessage as error:
+                judged = self._judged(this_round, question.client, answer.reply)
+            except (wire.InvalidMessage, RefusedReply) as error:
                 this_round.invalid[question.client] += 1
                 self._report_missing(this_round, question.client, str(error))
                 continue
             self.presence.on_requests(question.client, answer.pending, answer.settled)
-            yield judged_reply(answer.reply, self.presence.enrolled(question.client))
+            yield judged
+
+    def _judged(self, this_round: _Round, client: ClientId, reply: Reply) -> Reply:
+        counted = replace(reply, examples=self.presence.counted(client, reply.examples))
+        if self.judge is not None:
+            base = this_round.expected.like
+            leaving = client in self.required
+            self.judge.require_plausible(this_round.ask, base, counted, leaving=leaving, said=reply.examples)
+        return counted
 
     def _question(self, ask: Ask, client: ClientId) -> wire.Question:
         return wire.Question(

@@ -20,6 +20,7 @@ from fedquit.flower.config import ServerConfig, needed_nodes
 from fedquit.flower.fairness import Queue
 from fedquit.flower.grid_engine import LAST_TRY, GridEngine, Silent, TooFewReplies
 from fedquit.flower.intake import Intake
+from fedquit.flower.judgement import DilutedError, Judge, Witness, is_unchanged
 from fedquit.flower.ledger import MODEL_WITHDRAWN, Erasure, Ledger
 from fedquit.flower.notices import unknown_requests
 from fedquit.flower.presence import Presence
@@ -296,6 +297,8 @@ class Phases:
     def _start(self, turn: Turn, names: tuple[str, ...], state: State) -> None:
         start = lifecycle.entered("unlearn", state)
         self._folder.before.save(start, 0.0)
+        if turn.request.samples:
+            self._roster.begin_erasing_samples(turn.request.clients, self._nodes.enrolled)
         measured = self._measured("before", start)
         method = self._config.fallback if turn.fallback else self._config.method_name
         now = self._parts.clock.now()
@@ -331,14 +334,21 @@ class Phases:
 
         def step(state: State) -> State:
             self._gather(stage)
+            fed = Witness(stage.fed, life.required)
             with self._round(stage):
-                after = lifecycle.unlearning_round(method, stage.fed, state, trained, life.requested)
+                after = lifecycle.unlearning_round(method, fed, state, trained, life.requested)
+            if self._config.check_members and len(life.required) > 1:
+                fed.require_lasting(state.params, after.params)
             self._failures = 0
             return after
 
         try:
             for progress in advance(stage.session, phase.name, stage.state, step, stage.file, rounds, stage.fed):
                 self._say(f"unlearning round {progress.state.round} of {rounds}")
+            self._require_changed(progress.state, trained)
+        except DilutedError as error:
+            self._serve_one_by_one(str(error))
+            return True
         except _TooFewStay as error:
             self._withdraw(str(error), phase.serving)
             return True
@@ -353,6 +363,23 @@ class Phases:
             return True
         self._end_of_unlearning(progress)
         return True
+
+    def _require_changed(self, state: State, trained: Trained) -> None:
+        """Refuse an unlearning whose rounds have left the model as it was, by whatever answers."""
+        if self._config.check_members and state.round and is_unchanged(trained.params, state.params):
+            raise lifecycle.UnusableModelError("the model after the unlearning is the one before it")
+
+    def _serve_one_by_one(self, reason: str) -> None:
+        """Serve the first of the requests alone; the others wait for their turn."""
+        life = self.life
+        first = self._ledger.serving[0].client
+        own = [entry.id for entry in self._ledger.serving if entry.client == first]
+        others = [name for name in life.phase.serving if name not in own]
+        before = self._folder.before.load()
+        assert before is not None, "the model before a request is kept until the request is done"
+        self._say(f"{', '.join(life.phase.serving)} are served one by one: {reason}")
+        self._ledger.change(others, _not_tried)
+        self._enter(life.narrow(replace(life.requested, clients=(first,)), own), before[0])
 
     def _nobody_else_waits(self) -> bool:
         """Whether training is over, and no other request waits: only then may a silent client be waited for."""
@@ -528,6 +555,9 @@ class Phases:
             serving=_served_as_one(self._ledger.serving),
             public=self._parts.public,
         )
+        if self._config.check_members:
+            training = phase.kind in ("train", "recover")
+            engine.judge = Judge(memory.shelf("members"), training=training, log=self._folder.append)
         session = Session(engine, self._config.run_seed, (), journal, (memory,), self._folder.append, lenient=True)
         meter = Metered(session, partial(memory.stored, self._config.method_name))
         stage = _Stage(session, meter, engine, memory, file, stored[0])

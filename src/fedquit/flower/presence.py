@@ -103,7 +103,7 @@ class Presence:
             except wire.InvalidMessage as error:
                 self.transport.say(f"{self.roster[client].title}: {error}")
             else:
-                self.roster.note({client: counted_examples(examples, self.enrolled(client))})
+                self.roster.note({client: self.counted(client, examples)})
                 self.on_requests(client, pending, settled)
 
     def revoked(self) -> set[ClientId]:
@@ -117,6 +117,10 @@ class Presence:
     def enrolled(self, client: ClientId) -> int | None:
         """How many examples the operator agreed with a client's site; None where the federation is not closed."""
         return _enrolled(self.roster[client].key, self.sites())
+
+    def counted(self, client: ClientId, said: int) -> int:
+        """How many of the examples that a client says it has count."""
+        return _counted(said, self.enrolled(client), self.roster[client])
 
     def wait(self, enough: Callable[[], bool], what: str, missing: Callable[[], str], timeout: float) -> None:
         """Wait until enough nodes are online.
@@ -176,7 +180,7 @@ class Presence:
             except wire.InvalidMessage as error:
                 self._back_off(node, str(error))
             else:
-                counted = counted_examples(examples, _enrolled(identity.key, sites))
+                counted = _counted(examples, _enrolled(identity.key, sites), self.roster.by_key(identity.key))
                 if counted < examples:
                     self.transport.say(
                         f"{identity.name} says that it has {examples} examples and counts for the {counted} that it "
@@ -233,6 +237,12 @@ def _enrolled(key: str, sites: Sites | None) -> int | None:
     if sites is None:
         return None
     return next((site.examples for site in sites.values() if key == f"key:{site.identity}"), 0)
+
+
+def _counted(said: int, enrolled: int | None, member: Member | None) -> int:
+    """How many examples count; what was erased of another number than is agreed now is in the new one."""
+    erased = member.erased_samples if member and member.enrolled == enrolled else 0
+    return counted_examples(said, enrolled, erased)
 
 
 def _suffix(member: Member) -> str:

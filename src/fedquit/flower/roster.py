@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,9 @@ class Member:
     name: str
     authenticated: bool
     examples: int
+    before_erasure: int = 0  # examples when a request for samples began whose count has not been heard yet
+    erased_samples: int = 0  # of the examples that its site was enrolled with
+    enrolled: int = 0  # how many these were: once the operator agrees on another number, that one holds
     history: tuple[tuple[str, str], ...] = ()  # (joined, forgotten, revoked or returned; when)
 
     @property
@@ -97,9 +100,14 @@ class Roster:
         before = dict(self.members)
         for identity, examples in sorted(nodes, key=lambda pair: _in_order(pair[0])):
             known = self.by_key(identity.key)
-            number = known.number if known else len(self.members)
-            history = known.history if known else ((JOINED, now()),)
-            self.members[number] = Member(number, examples=examples, history=history, **dataclasses.asdict(identity))
+            if known:
+                self.members[known.number] = dataclasses.replace(known, **dataclasses.asdict(identity))
+                self._count(known.number, examples)
+            else:
+                number = len(self.members)
+                self.members[number] = Member(
+                    number, examples=examples, history=((JOINED, now()),), **dataclasses.asdict(identity)
+                )
         if self.members != before:
             self._save()
 
@@ -107,9 +115,33 @@ class Roster:
         """Clients have said how many examples they have."""
         changed = {c: n for c, n in examples.items() if self.members[c].examples != n}
         for client, count in changed.items():
-            self.members[client] = dataclasses.replace(self.members[client], examples=count)
+            self._count(client, count)
         if changed:
             self._save()
+
+    def _count(self, client: ClientId, examples: int) -> None:
+        """A client's number of examples; where it gave up samples, the first lower one says how many."""
+        member = dataclasses.replace(self.members[client], examples=examples)
+        if examples < member.before_erasure:
+            erased = member.erased_samples + member.before_erasure - examples
+            member = dataclasses.replace(member, erased_samples=erased, before_erasure=0)
+        self.members[client] = member
+
+    def begin_erasing_samples(self, clients: Iterable[ClientId], enrolled: Callable[[ClientId], int | None]) -> None:
+        """Clients give up samples: from now on they count for fewer.
+
+        Args:
+            clients: who.
+            enrolled: how many examples the operator agreed with each; None where the federation is not closed.
+        """
+        for client in clients:
+            member = self.members[client]
+            agreed = enrolled(client) or 0
+            erased = member.erased_samples if member.enrolled == agreed else 0
+            self.members[client] = dataclasses.replace(
+                member, before_erasure=member.examples, erased_samples=erased, enrolled=agreed
+            )
+        self._save()
 
     def note_standing(self, forgotten: Collection[ClientId], revoked: Collection[ClientId]) -> None:
         """Write down who left or came back since the last time.

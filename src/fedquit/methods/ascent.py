@@ -8,6 +8,7 @@ so that the numbers stay finite.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from fedquit.core.params import mean
 @dataclass(frozen=True)
 class Climb(Task):
     """Go up the loss on one's own data."""
+
+    opposes_training: ClassVar[bool] = True
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
         return -cross_entropy(model(params, batch.x), batch.y)

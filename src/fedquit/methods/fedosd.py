@@ -10,7 +10,7 @@ harmed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from fedquit.errors import RequestError
 @dataclass(frozen=True)
 class Unlikely(Task):
     """Make the true class unlikely."""
+
+    opposes_training: ClassVar[bool] = True
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
         """-log(1 - p_y / 2)."""

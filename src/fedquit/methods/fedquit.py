@@ -11,7 +11,7 @@ FedAvg without the forgotten data.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -28,6 +28,8 @@ from fedquit.utils.names import lookup
 @dataclass(frozen=True)
 class Distill(Task):
     """Follow the virtual teacher on one's own forget data."""
+
+    opposes_training: ClassVar[bool] = True
 
     teacher: str = "min"
     divergence: str = "kl"

@@ -38,6 +38,8 @@ from fedquit.errors import RequestError
 class Ascend(Task):
     """Climb within the ball around the reference, until far from one's own last model."""
 
+    opposes_training: ClassVar[bool] = True
+
     share: float = 0.1  # a
     squared: bool = False  # measure distances squared
     halt: float = 6.0  # stop once the distance from one's own model is larger

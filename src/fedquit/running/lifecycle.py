@@ -10,6 +10,7 @@ A federation is always in one phase. From each, only these steps lead on; any ot
     join       join                 join      as from `train`
     join       begin_unlearning     unlearn   as from `train`
     unlearn    fall_back            unlearn   the fallback serves the request, from the model before it
+    unlearn    narrow               unlearn   one client of the request is served first, the others wait
     unlearn    postpone             train     who leaves is silent: training goes on from the model before the request
     unlearn    withdraw             erase     as from `train`
     unlearn    begin_recovery       recover   whole clients that leave are no members any more
@@ -72,6 +73,7 @@ STEPS: Mapping[tuple[PhaseKind, str], PhaseKind] = {
     ("join", "join"): "join",
     ("join", "begin_unlearning"): "unlearn",
     ("unlearn", "fall_back"): "unlearn",
+    ("unlearn", "narrow"): "unlearn",
     ("unlearn", "postpone"): "train",
     ("unlearn", "withdraw"): "erase",
     ("unlearn", "begin_recovery"): "recover",
@@ -188,6 +190,18 @@ class Life:
         names = self.phase.serving if serving is None else tuple(serving)
         phase = self._step("fall_back", fallback=True, serving=names)
         return dataclasses.replace(self, phase=phase, request=request or self.request)
+
+    def narrow(self, request: Request, serving: Sequence[str]) -> Life:
+        """Serve a part of the request first, by the same method and from the model before it; the rest waits.
+
+        Args:
+            request: the part.
+            serving: its names in the ledger.
+        """
+        phase = self._step("narrow", serving=tuple(serving))
+        if not set(request.clients) < set(self.requested.clients):
+            raise TransitionError(f"{request.clients} is no part of the request of {self.requested.clients}.")
+        return dataclasses.replace(self, phase=phase, request=request)
 
     def postpone(self) -> Life:
         """The clients that leave do not answer: training goes on from the model before the request, which waits."""

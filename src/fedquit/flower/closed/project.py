@@ -12,7 +12,8 @@ import re
 import secrets
 import time
 import tomllib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +108,44 @@ def _is_address(host: str) -> bool:
 
 
 @dataclass(frozen=True)
+class Admission:
+    """A site that is to be admitted.
+
+    Attributes:
+        name: of the site.
+        request: the content of the file that the site made with `fedquit flower join`.
+        examples: how many examples the site counts for at most.
+    """
+
+    name: str
+    request: bytes
+    examples: int
+
+
+def read_admission(admission: Admission) -> SiteRequest:
+    """What a site asks for; raises `InputError` for what no site can be admitted with."""
+    check_name(admission.name)
+    _require_examples(admission.name, admission.examples)
+    return read_request(admission.request)
+
+
+def _require_examples(name: str, examples: int) -> None:
+    if examples < 1:
+        raise InputError(f"{name} has at least one example, not {examples}.")
+
+
+def _new_site(sites: Sites, admission: Admission, asked: SiteRequest) -> Site:
+    name = admission.name
+    if name in sites:
+        raise InputError(
+            f"there is a site {name} already: give its new request to `fedquit flower rotate`, or take another name."
+        )
+    _require_unused(sites, asked, "")
+    now = time.time()
+    return Site(name, admission.examples, (asked.node_header,), (), now, history=(("enrolled", now),))
+
+
+@dataclass(frozen=True)
 class Project:
     """A closed federation, as its operator has it on disk."""
 
@@ -197,22 +236,51 @@ class Project:
         Returns:
             What is sent to the site.
         """
-        check_name(name)
-        if examples < 1:
-            raise InputError(f"a site has at least one example, not {examples}.")
-        asked = read_request(request)
+        (bundle,) = self.enrol_many([Admission(name, request, examples)], lambda bundles: deliver(bundles[0]))
+        return bundle
 
-        def add(sites: dict[str, Site]) -> Site:
-            if name in sites:
-                raise InputError(
-                    f"there is a site {name} already: give its new request to `fedquit flower rotate`, or take "
-                    "another name."
-                )
-            _require_unused(sites, asked, "")
-            now = time.time()
-            return Site(name, examples, (asked.node_header,), (), now, history=(("enrolled", now),))
+    def enrol_many(
+        self, admissions: Sequence[Admission], deliver: Callable[[list[Bundle]], None] = lambda _: None
+    ) -> list[Bundle]:
+        """Admit several sites: all of them, or nobody.
 
-        return self._issue(name, asked, add, deliver)
+        Args:
+            admissions: who.
+            deliver: takes the bundles before the sites are admitted; if it fails, they are not.
+
+        Returns:
+            What is sent to each site, in the order of `admissions`.
+        """
+        asked = {admission.name: read_admission(admission) for admission in admissions}
+        twice = [name for name, count in Counter(a.name for a in admissions).items() if count > 1]
+        if twice:
+            raise InputError(f"{twice[0]} is named twice: each site has a name of its own.")
+        bundles: list[Bundle] = []
+
+        def change(sites: dict[str, Site]) -> None:
+            for admission in admissions:
+                request = asked[admission.name]
+                site = _new_site(sites, admission, request)
+                sites[site.name], pem = self._with_certificate(site, request)
+                bundles.append(self._bundle(sites[site.name], pem))
+            deliver(bundles)
+
+        read_trust_file(self.trust)  # a site must not get one that trusts nobody
+        change_sites(self.folder, change)
+        return bundles
+
+    def agree_examples(self, name: str, examples: int) -> int:
+        """Let a site count for another number of examples from now on; what it counted for before."""
+        _require_examples(name, examples)
+        before: list[int] = []
+
+        def change(sites: dict[str, Site]) -> None:
+            site = known_site(sites, name)
+            before.append(site.examples)
+            sites[name] = dataclasses.replace(site, examples=examples)
+
+        change_sites(self.folder, change)
+        return before[0]
 
     def rotate(self, name: str, request: bytes, deliver: Deliver = lambda _: None) -> Bundle:
         """Give a site a new certificate, and a new node key if its request names one; its identity stays.
@@ -270,20 +338,22 @@ class Project:
 
         def change(sites: dict[str, Site]) -> None:
             sites[name], pem = self._with_certificate(make(sites), asked)
-            bundles.append(
-                Bundle(
-                    name=name,
-                    address=self.settings.address,
-                    examples=sites[name].examples,
-                    certificate=pem,
-                    authority=read_private(self.folder / "ca.crt", RESTORE),
-                    trust=self.trust.read_bytes(),
-                )
-            )
+            bundles.append(self._bundle(sites[name], pem))
             deliver(bundles[0])
 
         change_sites(self.folder, change)
         return bundles[0]
+
+    def _bundle(self, site: Site, certificate: bytes) -> Bundle:
+        """What is sent to a site."""
+        return Bundle(
+            name=site.name,
+            address=self.settings.address,
+            examples=site.examples,
+            certificate=certificate,
+            authority=read_private(self.folder / "ca.crt", RESTORE),
+            trust=self.trust.read_bytes(),
+        )
 
     def _with_certificate(self, site: Site, asked: SiteRequest) -> tuple[Site, bytes]:
         certificate = Authority.load(self.folder).issue(

@@ -2,7 +2,7 @@
 """The demonstration: one client is trained with, asks to be forgotten, and is unlearned, in real processes on loopback.
 
 The accuracies at the end are the only part that a real federation could not have: the demo reads the server's models
-and the leaving node's data, which lie on one machine here.
+and all nodes' data, which lie on one machine here, and simulates Retrain and Natural with them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -23,11 +24,16 @@ from fedquit.errors import InputError, StoreError
 from fedquit.flower.deploy.commands import Value
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.processes import Say
+from fedquit.flower.deploy.references import RETRAINS, References, app_config, forget_verdict
 from fedquit.flower.deploy.stack import Stack
 from fedquit.flower.deploy.supervision import STATE, Plan, run_until_finished
+from fedquit.flower.sqlite_wipe import FOLDER
+from fedquit.inference.gaps import GapVerdict
+from fedquit.models import FunctionalModel
+from fedquit.results.verdicts import forget_gap
 
 if TYPE_CHECKING:
-    from fedquit.core import Params
+    from fedquit.core import Params, State
 
 HERE = Path(__file__).parent
 NODES = 4
@@ -44,6 +50,7 @@ SETTINGS: dict[str, Value] = {
 }
 NOTE = re.compile(r"fedquit: (.*)")  # a sentence of the server, among the lines of Flower's log
 BEFORE, UNLEARNED, RECOVERED = "before", "unlearned", "recovered"
+NATURAL, RETRAIN = "Natural", "Retrain"
 
 
 def app_folder() -> Path:
@@ -79,8 +86,9 @@ def _run_in(folder: Path, app: Path, say: Say) -> dict[str, Any]:
     configs: list[dict[str, Value]] = []
     for i, home in enumerate(homes):
         configs.append({"partition-id": i, "num-partitions": NODES, "fedquit-home": str(home)})
-    say(f"a SuperLink and {NODES} SuperNodes start, with TLS and a key for each; their logs are in {folder / 'stack'}.")
-    with Stack(folder / "stack", configs, say=say) as stack:
+    flower = state / FOLDER  # whose database is wiped before a request is done
+    say(f"a SuperLink and {NODES} SuperNodes start, with TLS and a key for each; their logs are in {flower / 'logs'}.")
+    with Stack(flower, configs, say=say) as stack:
         say(f"all are there, on {stack.control.address}. Each message starts a process: a round takes ten seconds.")
         owner = _Owner(state, homes[LEAVING], say)
         plan = Plan(app, {**SETTINGS, STATE: str(state)})
@@ -97,11 +105,16 @@ def _run_in(folder: Path, app: Path, say: Say) -> dict[str, Any]:
     erasures = _erasures(state)
     if not erasures:
         raise DeploymentError("the node's request never reached the server: give --out and look at the logs there.")
-    owner.models[RECOVERED] = _params(state / "model.safetensors")
+    models = {when: found.params for when, found in owner.states.items()}
+    models[RECOVERED] = _params(state / "model.safetensors")
+    say(f"Natural and {RETRAINS} Retrains are simulated on the same data: what to compare with.")
+    compared = _references(app, state, owner.states.get(BEFORE))
+    accuracies = _accuracies(app, {**models, **compared})
     return {
         "nodes": NODES,
         "leaving": f"node-{LEAVING}",
-        "accuracy": _accuracies(app, owner.models),
+        "accuracy": accuracies,
+        **_compared(accuracies),
         "bytes": traffic["total-bytes"],
         "seconds": time.monotonic() - began,
         "erasure": erasures[0],
@@ -112,7 +125,7 @@ class _Owner:
     """The owner of the leaving node's data: reads the run's log, asks to be forgotten, and copies the models."""
 
     def __init__(self, state: Path, home: Path, say: Say) -> None:
-        self.models: dict[str, Params] = {}
+        self.states: dict[str, State] = {}
         self._state = state
         self._home = home
         self._say = say
@@ -139,7 +152,7 @@ class _Owner:
             with contextlib.suppress(StoreError):
                 loaded = StateFile(path).load()
                 if loaded is not None and loaded[0].round == 0:
-                    self.models[when] = loaded[0].params
+                    self.states[when] = loaded[0]
 
     def ask(self) -> None:
         """File the request, once."""
@@ -164,16 +177,39 @@ def _erasures(state: Path) -> list[dict[str, Any]]:
     return list(read_json(state / "result.json")["erasures"])
 
 
+def _references(app: Path, state: Path, before: State | None) -> dict[str, Params]:
+    """Natural, and Retrains of other seeds; none where the model that the request found was replaced too soon."""
+    if before is None:
+        return {}
+    task = _task(app)
+    config = app_config(app, {**SETTINGS, STATE: str(state)})
+    references = References(FunctionalModel(task.Net), task.dealt(NODES), config.training, LEAVING)
+    models = {NATURAL: references.natural(before, RECOVERY_ROUNDS, config.run_seed)}
+    for number in range(1, RETRAINS + 1):
+        models[f"{RETRAIN} {number}"] = references.retrain(before.clock, config.run_seed + number)
+    return models
+
+
 def _accuracies(app: Path, models: Mapping[str, Params]) -> dict[str, dict[str, float]]:
     """Accuracies in percent, by model: on the test data, and on the data of the node that left."""
     task = _task(app)
     x, y = task.load_partition(LEAVING, NODES)
+    in_order = [when for when in (BEFORE, UNLEARNED, RECOVERED) if when in models]
     accuracies = {}
-    for when in (BEFORE, UNLEARNED, RECOVERED):
-        if when in models:
-            params = models[when]
-            accuracies[when] = {"test": task.test_accuracy(params), "forget": task.accuracy(params, x, y)}
+    for when in [*in_order, *(name for name in models if name not in in_order)]:
+        params = models[when]
+        accuracies[when] = {"test": task.test_accuracy(params), "forget": task.accuracy(params, x, y)}
     return accuracies
+
+
+def _compared(accuracies: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """One row for all Retrains, in their place, and what may be said of the recovered model beside them."""
+    retrains = [accuracies.pop(when) for when in list(accuracies) if when.startswith(RETRAIN)]
+    if not retrains:
+        return {}
+    accuracies[RETRAIN] = {key: sum(row[key] for row in retrains) / len(retrains) for key in ("test", "forget")}
+    verdict = forget_verdict(accuracies[RECOVERED]["forget"], [row["forget"] for row in retrains])
+    return {"retrains": retrains, "verdict": asdict(verdict)}
 
 
 def _task(app: Path) -> ModuleType:
@@ -195,8 +231,22 @@ def summary(results: dict[str, Any]) -> list[str]:
         f"              test   data of {leaving}",
     ]
     for when, row in results["accuracy"].items():
-        lines.append(f"  {when:<10} {row['test']:>5.1f}   {row['forget']:>5.1f}")
-    kilobytes = results["bytes"] / 1000
+        lines.append(f"  {when:<10} {row['test']:>5.1f}   {row['forget']:>5.1f}{_note(when, results)}")
     lines.append("")
+    if "verdict" in results:
+        verdict = GapVerdict(**results["verdict"])
+        lines.append(f"{results['erasure']['method']}: {forget_gap(verdict)}")
+        lines.append("One client and one run: whether the method forgets better than leaving does, it cannot tell.")
+    kilobytes = results["bytes"] / 1000
     lines.append(f"{results['seconds']:.0f} s in all, {kilobytes:,.0f} kB on the wire; no process is left behind.")
     return lines
+
+
+def _note(when: str, results: dict[str, Any]) -> str:
+    """What a row of the table is, where its name does not say it."""
+    if when == NATURAL:
+        return "   the node leaves, nothing is unlearned, the others train on as long"
+    if when == RETRAIN:
+        forget = [row["forget"] for row in results["retrains"]]
+        return f"   trained without the node, {len(forget)} seeds: {min(forget):.1f} to {max(forget):.1f}"
+    return ""

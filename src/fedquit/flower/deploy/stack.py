@@ -23,6 +23,7 @@ from fedquit.flower.deploy.environment import LOOPBACK, environment, free_ports
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import NodeKey, Tls, make_node_key, make_tls
 from fedquit.flower.deploy.processes import Backoff, ProcessGroup, Say, SupervisedProcess
+from fedquit.flower.sqlite_wipe import DATABASE, wipe_traces
 
 TRIES = 3  # to find a port that stays free until it is taken
 
@@ -103,7 +104,7 @@ class Stack:
             self.control = Control(
                 f"{LOOPBACK}:{port}", authority, self.folder / "flower-home", self._group.mark_of("control")
             )
-            command = superlink_command(port, self.folder / "superlink.db", self.tls, self.mode)
+            command = superlink_command(port, self.folder / DATABASE, self.tls, self.mode)
             superlink = self._supervised("superlink", command).start()
             with contextlib.suppress(_PortTaken):
                 self._wait_healthy(superlink)
@@ -192,6 +193,7 @@ class Stack:
             node.stop()
         if hasattr(self, "superlink"):
             self.superlink.stop()
+            wipe_traces(self.folder / DATABASE, self._say)
 
 
 class _PortTaken(Exception):
