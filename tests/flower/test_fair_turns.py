@@ -140,7 +140,7 @@ def test_a_silent_client_that_comes_back_in_time_is_served_by_the_method_and_onc
     assert len(found.erasures[0].attempts) == 2
     phases = {words for words in lines(setup.folder) if "training goes on" in words}
     assert len(phases) == 1
-    assert old_models(setup, found.params) == ["model.safetensors", "state.safetensors"]
+    assert old_models(setup, found.params) == ["model.safetensors", "state.copy.safetensors", "state.safetensors"]
 
 
 def test_who_is_punctual_is_served_before_who_is_silent(make: MakeWorld) -> None:

@@ -76,7 +76,9 @@ def test_folders_from_before_are_closed_and_new_files_are_private(tmp_path: Path
 def test_a_request_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
+    with only_owner():
+        (home / "node.json").write_text("{}")  # a node has used it
     done = CliRunner().invoke(fedquit, ["request", "--home", str(home)], catch_exceptions=False)
     assert done.exit_code == 0
-    assert len(list(home.rglob("*.json"))) == 1
+    assert len(list(home.glob("outbox/*.json"))) == 1
     assert open_to_others(home) == []
