@@ -35,6 +35,7 @@ from fedquit.flower.closed.notice_board import NoticeBoard
 from fedquit.flower.closed.private_files import make_private_folder
 from fedquit.flower.closed.project import Project, Settings
 from fedquit.flower.closed.site_folder import SiteFolder
+from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import make_node_key
 from fedquit.flower.notices import read_notices
 
@@ -576,6 +577,9 @@ def test_a_new_certificate_is_renewed_in_time_though_the_one_before_had_expired(
         def renewal_due(self) -> bool:
             return not renewals
 
+        def post(self, path: str, body: bytes) -> bytes:
+            raise DeploymentError("the front cannot be reached.")
+
         def renew(self) -> None:
             if self.seconds_left() < 0:
                 raise InputError("it has expired.")
@@ -637,7 +641,7 @@ def test_the_operator_is_told_once_a_day_of_sites_that_cannot_be_heard(project: 
     said: list[str] = []
     watcher = registrar(project, tmp_path / "state", said.append)
     now = time.time()
-    (project.server / "seen.json").write_text(json.dumps({"hospital-0": now + 2.5 * 86_400}))
+    (project.server / "seen.json").write_text(json.dumps({"hospital-0": {"time": now + 2.5 * 86_400}}))
     watcher.warn_of_mute_sites(now)
     assert said == [], "they were enrolled a moment ago"
     for hour in range(48):

@@ -28,9 +28,9 @@ NODE_FILE = "node.json"  # in a home: the node that uses it
 CONTACT_FILE = "contact.json"  # in a home: when the server last spoke to its client
 
 
-def now() -> str:
+def now(timespec: Literal["seconds", "milliseconds"] = "seconds") -> str:
     """The time in UTC, as the ledger and the outbox write it (ISO 8601)."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec=timespec)
 
 
 def require_id(text: str, what: str) -> str:
@@ -106,7 +106,8 @@ class Outbox:
         whole = [e for e in self.entries() if e.status in ("pending", "served") and e.kind == "client"]
         if whole:
             raise RequestError(f"this client has asked to be forgotten already (request {whole[0].id}).")
-        entry = Entry(secrets.token_hex(8), kind, now(), fraction, tuple(sorted(positions)))
+        filed = now("milliseconds")  # requests of one second have an order
+        entry = Entry(secrets.token_hex(8), kind, filed, fraction, tuple(sorted(positions)))
         self._write(entry)
         return entry
 
