@@ -41,7 +41,7 @@ from fedquit.results.words import signed
 JUDGED = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
 OVERALL = "avg_gap"  # the key of the verdict over the four measures of Avg. gap
 PAIRED = (*JUDGED, OVERALL)  # in which each method is compared with the first one
-FORGOTTEN = ("forget_acc", "holdout_acc")  # the samples and the distribution of who leaves: what should change
+OF_LEAVERS = ("forget_acc", "holdout_acc")  # the samples and the distribution of who leaves: what should change
 RETRAIN_SEED = "retrain_seed"  # the field of a Retrain's row that names its own seed
 
 MARKS = {DIFFERS: "≠", EQUIVALENT: "=", CANNOT_TELL: ""}
@@ -192,7 +192,7 @@ def durable(methods: Mapping[str, Runs], retrains: Runs, margin: Margin | None) 
         By method; only those that were followed after the stop (`recover.follow`).
     """
     samples: dict[str, dict[Window, GapSample]] = {}
-    for window in itertools.product(FORGOTTEN, AFTER):
+    for window in itertools.product(OF_LEAVERS, AFTER):
         key = window_field(window)
         golds = {
             target: {seed: _with_window(row, window) for seed, row in own.items()} for target, own in retrains.items()
@@ -200,7 +200,7 @@ def durable(methods: Mapping[str, Runs], retrains: Runs, margin: Margin | None) 
         for method, runs in methods.items():
             if all(number(row.get(key)) is not None for by_seed in runs.values() for row in by_seed.values()):
                 samples.setdefault(method, {})[window] = gap_sample(runs, golds, key)
-    names = {key: f"{ON_PATH[key].lower()} accuracy" for key in FORGOTTEN}
+    names = {key: f"{ON_PATH[key].lower()} accuracy" for key in OF_LEAVERS}
     return judge_durable(samples, Asked(AFTER, names, margin))
 
 
@@ -223,7 +223,7 @@ def against_natural(
     """
     samples: dict[tuple[str, str], LeavingSample] = {}
     for method, requests in methods.items():
-        for key in FORGOTTEN if method != NATURAL else ():
+        for key in OF_LEAVERS if method != NATURAL else ():
             sample = leaving_sample(requests, key)
             if sample.runs:
                 samples[method, key] = sample
