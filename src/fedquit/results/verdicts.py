@@ -304,7 +304,7 @@ def read_durable(stored: object) -> DurableVerdict | None:
         return None
     return DurableVerdict(
         word=str(stored["word"]),
-        reason=str(stored.get("reason", "")),
+        reason=_reason(stored),
         p=number(stored.get("p")),
         equivalence_p=number(stored.get("equivalence_p")),
         margin=number(stored.get("margin")),
@@ -320,7 +320,9 @@ def _read(stored: object, kind: type[_Kind], words: Sequence[str]) -> dict[str, 
             continue
         fields: dict[str, Any] = {}
         for spec in dataclasses.fields(kind):
-            if spec.name in ("word", "reason", "design"):
+            if spec.name == "reason":
+                fields[spec.name] = _reason(value)
+            elif spec.name in ("word", "design"):
                 fields[spec.name] = str(value.get(spec.name, ""))
             elif spec.name in ("targets", "runs", "retrains", "hypotheses"):
                 fields[spec.name] = int(number(value.get(spec.name)) or 0)
@@ -328,6 +330,11 @@ def _read(stored: object, kind: type[_Kind], words: Sequence[str]) -> dict[str, 
                 fields[spec.name] = number(value.get(spec.name))
         verdicts[str(key)] = kind(**fields)
     return verdicts
+
+
+def _reason(stored: Mapping[str, Any]) -> str:
+    """The sentence of a stored verdict; earlier versions wrote a small p-value in another way."""
+    return str(stored.get("reason", "")).replace("p = below 0.001", "p < 0.001")
 
 
 def mark(verdicts: Mapping[str, GapVerdict], key: str) -> str:
