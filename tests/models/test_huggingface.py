@@ -78,6 +78,7 @@ def test_engines_agree(architecture: str, lora: dict[str, Any]) -> None:
     if lora:
         pytest.importorskip("peft", reason="needs the extra `peft`")
     model, data = small(architecture, pad=0, **lora), texts(architecture)
+    model.settle(data.x)
     assert (model.training is not None) == (architecture != "llama")
     start = model.init(3)
     tasks: tuple[Task, ...] = (Learn(Local(batch_size=3, lr=0.3)), Distill(Local(batch_size=3, lr=0.3)))
