@@ -358,9 +358,7 @@ def test_the_doctor_on_ports_and_locks(federation: tuple[Project, Path]) -> None
     settings = project.settings
     assert any("no server runs for" in sentence for sentence in told(project, state))
     ask(state)
-    assert any(
-        "1 erasure requests wait (r0002), and no server app runs" in sentence for sentence in told(project, state)
-    )
+    assert any("1 erasure requests wait (r0002), and no server runs" in sentence for sentence in told(project, state))
     with listening(settings.port):
         sentences = told(project, state)
     assert any(f"no SuperLink on {settings.superlink_port}: sites get 503" in sentence for sentence in sentences)
