@@ -236,26 +236,16 @@ def test_a_leaver_that_says_it_has_no_examples_is_judged_all_the_same(closed: bo
     assert said(guarded, "it answers without an example that counts")
 
 
-def nearly_idle(start: Params, _honest: Params) -> Params:
-    """As far as one step on one example might lead, and no farther."""
-    torch.manual_seed(0)
-    return {n: p + 1e-3 * torch.randn_like(p) for n, p in start.items()}
-
-
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_leaver_that_says_it_has_one_example_does_not_shrink_what_is_expected_of_it(
-    closed: bool, make: MakeWorld
-) -> None:
-    lying, telling = make("lying"), make("telling")
-    for setup in (lying, telling):
-        if closed:
-            close(setup)
-        Liar(setup, 1, nearly_idle, phase="unlearn", examples=1 if setup is lying else 0)
-        _, (refused,) = erased(setup, 1, recover_rounds=0)
-        assert (refused.status, refused.method, refused.fallback) == ("done", "not", True)
-    assert said(telling, "its model did not move")
-    expected = "it says that it has 1 examples, and it was enrolled with" if closed else "its model did not move"
-    assert said(lying, expected)
+def test_a_leaver_of_a_closed_federation_cannot_say_that_it_has_one_example(make: MakeWorld) -> None:
+    victim, guarded = make("victim"), make("guarded")
+    for setup in (victim, guarded):
+        close(setup)
+        Liar(setup, 3, lambda start, honest: add(start, sub(honest, start), 0.1), phase="unlearn", examples=1)
+    _, (served,) = erased(victim, 3, recover_rounds=0, check_members=False)
+    assert (served.status, served.fallback) == ("done", False)
+    _, (refused,) = erased(guarded, 3, recover_rounds=0)
+    assert (refused.status, refused.method, refused.fallback) == ("done", "not", True)
+    assert said(guarded, "it says that it has 1 examples, and it was enrolled with 30 that are not erased")
 
 
 def test_a_site_that_is_revoked_while_it_answers_does_not_get_past_the_judge(make: MakeWorld) -> None:

@@ -96,6 +96,7 @@ class Phases:
         self._training = parts.config.training
         self._failures = 0  # rounds in a row that too few clients answered
         self._began = parts.clock.now()
+        self._swept_all = self._began  # when everybody was asked for requests while one was waited for (Unix time)
         self._swept: set[str] = set()  # requests that sites have given notice of and that were asked for
 
     @property
@@ -212,22 +213,27 @@ class Phases:
             Whether there is something to do: one can be served now, or training pauses or need not pause any more.
             False where none waits, or only such whose client must wait for its turn.
         """
-        paused, swept = bool(self.paused), self._parts.clock.now()
+        paused = bool(self.paused)
         queue = self.queue(patient=True)
         if queue.waits_for_clients and not queue.ready():
             self._say(f"{', '.join(e.id for e in self._ledger.waiting)} wait for clients that are away")
         while queue.waits_for_clients and not queue.ready():
             self._parts.clock.sleep(LONGEST_POLL)
-            if self._parts.clock.now() - swept >= SWEEP_WHILE_WAITING:
-                self._nodes.sweep(self.life.membership.active)
-                swept = self._parts.clock.now()
-            else:
-                self._nodes.sweep(self._noticed())
+            self._sweep_while_waiting()
             self._intake.take()
             if bool(self.paused) != paused:
                 return True
             queue = self.queue(patient=True)
         return bool(queue.ready())
+
+    def _sweep_while_waiting(self) -> None:
+        """Ask those that have given notice of a request, and everybody who may answer now and then."""
+        now = self._parts.clock.now()
+        if now - self._swept_all >= SWEEP_WHILE_WAITING:
+            self._swept_all = now
+            self._nodes.sweep([c for c in self.life.membership.active if c not in self.life.required])
+        else:
+            self._nodes.sweep(self._noticed())
 
     @property
     def _grace(self) -> float:
@@ -398,13 +404,11 @@ class Phases:
 
     def _nobody_else_waits(self) -> bool:
         """Whether training is over, and no other request waits: only then may a silent client be waited for."""
-        others = {e.client for e in self._ledger.waiting} - set(self.life.requested.clients)
         trained = self._ledger.phase.trained >= self._training.rounds
-        return trained and not others and not self._intake.operator_waits and not self._noticed_others()
-
-    def _noticed_others(self) -> bool:
-        unknown = unknown_requests(self._folder.path, self._ledger.entries.values())
-        return any(requests - self._swept for requests in unknown.values())
+        if not trained or self._intake.operator_waits:
+            return False
+        self._sweep_while_waiting()
+        return not {e.client for e in self._ledger.waiting} - set(self.life.requested.clients)
 
     def _postpone(self, reason: str, silent: Collection[ClientId]) -> None:
         """Let training go on: who is silent is tried again later, and the others are served before."""

@@ -127,10 +127,9 @@ class Standing:
         """
         since = self.clock()
         while True:
-            if lost:
-                reason = LOST if self.clock() - since >= lost else ""
-            else:
-                reason = self.reason_to_run(since)
+            if lost and self.clock() - since >= lost:
+                return LOST
+            reason = "" if lost else self.reason_to_run(since)
             if reason:
                 return reason
             self.sleep(LOOK)
