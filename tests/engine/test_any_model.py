@@ -405,6 +405,8 @@ class AlwaysDrops(Literal):
 
 
 class Counting(Literal):
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros(()))
