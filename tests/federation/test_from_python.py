@@ -380,14 +380,17 @@ def iter_once() -> IterableDataset[Any]:
 
 def test_batches_of_several_widths_are_refused() -> None:
     wide = [(torch.zeros(2, width), torch.zeros(2, dtype=torch.long)) for width in (3, 4)]
-    loader = DataLoader(wide, batch_size=None)  # type: ignore[arg-type]
+    loader: Any = DataLoader(wide, batch_size=None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="pad all to the same"):
         of_loader(loader)
 
 
 def test_calls_take_the_options_of_the_commands() -> None:
     """All but how to print, and the recipe with its own keys, which the calls take as `setting` and `settings`."""
-    commands = {"run": (cli_runs.run, fedquit.run), "compare": (cli_runs.compare, fedquit.compare)}
+    commands: dict[str, tuple[Any, Any]] = {
+        "run": (cli_runs.run, fedquit.run),
+        "compare": (cli_runs.compare, fedquit.compare),
+    }
     commands["study"] = (cli_studies.run, fedquit.study)
     for name, (command, call) in commands.items():
         of_recipe = {"recipe", "data_dir", "partition_file"} if name != "study" else set()

@@ -147,7 +147,7 @@ def test_the_model_of_a_result_is_the_one_that_was_judged_though_a_layer_is_froz
     assert torch.equal(torch.get_rng_state(), state)
     with torch.no_grad():
         logits = model(DATASET.test_x)
-    assert torch.equal(logits, result.setup.model(result.params, DATASET.test_x))
+    assert torch.equal(logits, result.setup.model(dict(result.params), DATASET.test_x))
     right = (logits.argmax(-1) == DATASET.test_y).float().mean()
     assert 100 * float(right) == pytest.approx(result.row("recovered")["test_acc"])
 
@@ -155,7 +155,14 @@ def test_the_model_of_a_result_is_the_one_that_was_judged_though_a_layer_is_froz
 def test_the_module_of_lora_adapters_with_tied_weights_computes_what_the_federation_does() -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    options = {"architecture": "gpt2", "lora": 2, "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16}
+    options: dict[str, Any] = {
+        "architecture": "gpt2",
+        "lora": 2,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_embd": 16,
+        "n_positions": 16,
+    }
     model = load_model("huggingface", (8,), 20, **options)
     params = {name: tensor + 0.1 for name, tensor in model.init(3).items()}
     module = model.module(params).eval()

@@ -103,7 +103,7 @@ class RunResult:
 
     def model(self) -> nn.Module:
         """A new module with the recovered model's parameters; what is frozen is as in the federation."""
-        return self.setup.model.module(self.params)
+        return self.setup.model.module(dict(self.params))
 
     def to_dict(self) -> dict[str, Any]:
         """What `results.json` holds."""
@@ -225,12 +225,12 @@ class StudyResult:
 
 def _table_text(table: Sequence[MethodSummary]) -> str:
     """The short table of the terminal with both parts of the gap, and below it the accuracies, gaps in parentheses."""
-    rows = [(*SHORT_COLUMNS[:-1], *PARTS, SHORT_COLUMNS[-1])]
+    rows: list[tuple[str, ...]] = [(*SHORT_COLUMNS[:-1], *PARTS, SHORT_COLUMNS[-1])]
     for line in in_short(table):
         *first, holdout = short_cells(line)
         rows.append((*first, *parts_of_gap(line), holdout))
     shown = [key for key in (*ACCURACIES, "holdout_acc") if any(key in line.means for line in table)]
-    levels = [("method", *(key.removesuffix("_acc") for key in shown))]
+    levels: list[tuple[str, ...]] = [("method", *(key.removesuffix("_acc") for key in shown))]
     for line in table:
         levels.append((line.method, *(_with_gap(line, key) for key in shown)))
     last = len(rows[0]) - 1

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,8 @@ def _in_order(loader: DataLoader[Any], whose: str) -> DataLoader[Any]:
     elif isinstance(dataset, IterableDataset):
         chosen = None
     plain = chosen is None or type(chosen) is SequentialSampler
-    shuffled = type(chosen) is RandomSampler and not chosen.replacement and chosen.num_samples == len(dataset)
+    size = len(dataset) if isinstance(dataset, Sized) else None
+    shuffled = type(chosen) is RandomSampler and not chosen.replacement and chosen.num_samples == size
     if not plain and not shuffled:
         raise InputError(
             f"the DataLoader of {whose} chooses examples by {describe(chosen)}, which cannot be undone: "
