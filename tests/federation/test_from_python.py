@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,12 +16,25 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import fedquit
 from fedquit.cli import main
+from fedquit.cli import runs as cli_runs
+from fedquit.cli import studies as cli_studies
 from fedquit.data import federate, load_dataset
 from fedquit.errors import InputError, RequestError, UnknownNameError
+from fedquit.federation.calls import _targets
+from fedquit.federation.setting import as_setting
+from fedquit.results.words import fixed, signed
 from fedquit.running.recipe import Recipe, load
 
 TINY = """
@@ -252,3 +268,175 @@ def test_threads_of_the_recipe_are_given_back(recipe: Path) -> None:
     before = torch.get_num_threads()
     fedquit.run(recipe, settings={"engine.threads": before + 1})
     assert torch.get_num_threads() == before
+
+
+def test_targets_as_text_are_those_of_the_command(recipe: Path) -> None:
+    many = {"data.clients": 11, "train.rounds": 1}
+    result = fedquit.compare(recipe, ["fedquit"], targets="10", settings=many, jobs=1)
+    assert [run.requests[0].clients for run in result.runs] == [(10,)]
+    assert _targets(as_setting(recipe), "0,1") == [0, 1]
+    assert _targets(as_setting(recipe), "0+1, 3") == [(0, 1), 3]
+    assert _targets(as_setting(recipe), "all") is None
+    assert _targets(own_setting(recipe), "east") == [1]
+    assert _targets(own_setting(recipe), "east,north+west") == [1, (0, 3)]
+
+
+@pytest.mark.parametrize("name", ["east", "0,1", 1.5, None, "-1", ""])
+def test_a_client_that_a_recipe_does_not_have_is_an_unknown_name(recipe: Path, name: object) -> None:
+    with pytest.raises(UnknownNameError, match="choose one of 0, 1, 2, 3"):
+        as_setting(recipe).ids_of(name)
+    with pytest.raises(UnknownNameError, match="choose one of 0, 1, 2, 3"):
+        fedquit.compare(recipe, ["fedquit"], targets=[name])
+
+
+def test_clients_of_a_recipe_are_numbers_of_any_kind(recipe: Path) -> None:
+    assert as_setting(recipe).ids_of(["2", torch.tensor(1), 0]) == (0, 1, 2)
+
+
+def test_a_line_that_is_not_in_the_comparison_is_an_unknown_name(recipe: Path) -> None:
+    result = fedquit.compare(recipe, ["fedquit"], jobs=1)
+    assert result.line("retrain").phase == "retrained"
+    with pytest.raises(UnknownNameError, match="unknown line of the comparison 'pga'"):
+        result.line("pga")
+
+
+PAIRS = TensorDataset(torch.arange(24.0).reshape(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
+
+
+def of_loader(loader: Any) -> fedquit.Setting:
+    return fedquit.Setting("mlp", {"a": loader, "b": PAIRS}, PAIRS)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(PAIRS)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(PAIRS, batch_size=4, shuffle=True, drop_last=True),
+        DataLoader(PAIRS, batch_size=None, shuffle=True, collate_fn=lambda one: (one[0][None], one[1][None])),
+        DataLoader(Stream(), batch_size=4, drop_last=True),
+    ],
+    ids=["shuffled", "unbatched", "stream"],
+)
+def test_a_loader_is_read_whole_and_in_the_order_of_its_data_set(loader: Any) -> None:
+    plain = of_loader(PAIRS)
+    names = {of_loader(loader).recipe.data.name for _ in range(3)}
+    assert names == {plain.recipe.data.name}
+
+
+def test_a_loader_is_read_with_its_own_collate_function() -> None:
+    def collate(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.stack([x + 1 for x, _ in samples]), torch.stack([y for _, y in samples])
+
+    moved = of_loader(DataLoader(PAIRS, batch_size=4, shuffle=True, collate_fn=collate))
+    x, y = PAIRS.tensors
+    assert moved.recipe.data.name == of_loader((x + 1, y)).recipe.data.name
+
+
+def test_what_a_loader_chooses_at_random_is_refused() -> None:
+    weighted = WeightedRandomSampler([1.0] * 6, 6)
+    for loader in (
+        DataLoader(PAIRS, batch_size=2, sampler=weighted),
+        DataLoader(PAIRS, batch_sampler=BatchSampler(weighted, 2, drop_last=False)),
+        DataLoader(PAIRS, batch_size=2, sampler=RandomSampler(PAIRS, num_samples=3)),
+        DataLoader(PAIRS, batch_size=2, sampler=RandomSampler(PAIRS, replacement=True)),
+    ):
+        with pytest.raises(InputError, match=r"client 'a' chooses examples by .*, which cannot be undone"):
+            of_loader(loader)
+
+
+def test_data_that_differs_at_each_reading_is_refused() -> None:
+    class Augmented(Dataset[Any]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            x, y = PAIRS[index]
+            return x + torch.randn(4), y
+
+    with pytest.raises(InputError, match="client 'a' differs from one reading to the next"):
+        of_loader(Augmented())
+    once = DataLoader(iter_once(), batch_size=2)
+    with pytest.raises(InputError, match="client 'a' differs from one reading to the next"):
+        of_loader(once)
+    missing = torch.full((6, 4), torch.nan)
+    with pytest.raises(InputError, match="NaN or infinity"):
+        of_loader((missing, PAIRS.tensors[1]))
+
+
+def iter_once() -> IterableDataset[Any]:
+    class Once(IterableDataset[Any]):
+        def __init__(self) -> None:
+            self.left = iter(PAIRS)
+
+        def __iter__(self) -> Iterator[Any]:
+            return self.left
+
+    return Once()
+
+
+def test_batches_of_several_widths_are_refused() -> None:
+    wide = [(torch.zeros(2, width), torch.zeros(2, dtype=torch.long)) for width in (3, 4)]
+    loader: Any = DataLoader(wide, batch_size=None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="pad all to the same"):
+        of_loader(loader)
+
+
+def test_calls_take_the_options_of_the_commands() -> None:
+    """All but how to print, and the recipe with its own keys, which the calls take as `setting` and `settings`."""
+    commands: dict[str, tuple[Any, Any]] = {
+        "run": (cli_runs.run, fedquit.run),
+        "compare": (cli_runs.compare, fedquit.compare),
+    }
+    commands["study"] = (cli_studies.run, fedquit.study)
+    for name, (command, call) in commands.items():
+        of_recipe = {"recipe", "data_dir", "partition_file"} if name != "study" else set()
+        asked = set(inspect.signature(command).parameters) - of_recipe - {"as_json"}
+        assert asked <= set(inspect.signature(call).parameters), name
+
+
+def test_a_study_records_retrains_and_takes_them_again(recipe: Path, tmp_path: Path) -> None:
+    block = {"recipe": load(str(recipe)), "name": "tiny", "targets": [0], "methods": ["fedquit"]}
+    bundles = tmp_path / "bundles"
+    first = fedquit.study({"block": [block]}, retrain_from=bundles, record_retrains=True)
+    assert any(bundles.iterdir())
+    again = fedquit.study({"block": [block]}, retrain_from=bundles, out=tmp_path / "again")
+    records = [json.loads(path.read_text()) for path in (tmp_path / "again").rglob("*.json")]
+    assert any(record.get("retrain_from") for record in records if isinstance(record, dict))
+    tables = [result.comparisons["tiny"].table for result in (first, again)]
+    levels = [[line.means["forget_acc"] for line in table if line.phase == "retrained"] for table in tables]
+    assert levels[0] == levels[1]
+    with pytest.raises(InputError, match="needs a folder"):
+        fedquit.study({"block": [block]}, record_retrains=True)
+
+
+def test_a_setting_without_a_recipe_has_a_hold_out_and_a_control() -> None:
+    short = {"train.rounds": 1, "recover.until": "rounds", "recover.max_rounds": 1}
+    result = fedquit.run(own_setting(None, settings=short), forget="east")
+    assert result.row("recovered")["holdout_verdict"]
+    assert result.row("natural")["holdout_verdict"]
+    assert "\nfedquit: " in str(result)
+    assert "\nnatural, the control: " in str(result)
+    assert fedquit.Setting("mlp", recipe=Recipe()).recipe.data.holdout == 0.0
+    assert own_setting(None, settings={"data.holdout": 0.0}).recipe.data.holdout == 0.0
+
+
+def test_a_printed_comparison_has_the_headline_of_the_report_and_natural_beside_it(recipe: Path) -> None:
+    result = fedquit.compare(recipe, ["fedquit", "natural"], [0, 1, 2, 3], margin=90, retrain_seeds=2, jobs=1)
+    line = result.line("fedquit")
+    overall, forget = line.verdicts["avg_gap"], line.verdicts["forget_acc"]
+    other = dataclasses.replace(overall, word="differs")
+    assert other.word != forget.word
+    verdicts = {**line.verdicts, "avg_gap": other}
+    table = [dataclasses.replace(line, verdicts=verdicts)]
+    judged = dataclasses.replace(result, comparison=dataclasses.replace(result.comparison, table=table))
+    heads, cells = (re.split(r"\s{2,}", row) for row in str(judged).splitlines()[:2])
+    shown = dict(zip(heads, cells, strict=True))
+    assert shown["vs Retrain"] == "differs"
+    assert shown["Natural's"] == fixed(line.natural_gaps["forget_acc"])
+    assert shown["samples"] == signed(line.sample_memory)
+    assert shown["distribution"] == signed(line.distribution_knowledge)
+    assert "cannot tell" in shown["hold-out"]

@@ -387,30 +387,17 @@ def short_table(title: str, lines: Sequence[MethodSummary]) -> Table:
         title: In the markup of rich.
         lines: Of `comparison.json`.
     """
-    from fedquit.results.verdicts import OVERALL
-    from fedquit.results.words import fixed
+    from fedquit.results.short import SHORT_COLUMNS, in_short, short_cells
 
+    method, against_retrain, *numbers, holdout = SHORT_COLUMNS
     table = Table(title=title, **LOOK, padding=(0, 0, 0, 1))
-    table.add_column("method", no_wrap=True)
-    table.add_column("vs Retrain")
-    table.add_column("forget gap", justify="right", no_wrap=True)
-    table.add_column("Natural's", justify="right", no_wrap=True)
-    table.add_column("hold-out")
-    for line in lines:
-        if line.phase not in ("original", "retrained", "recovered") or not line.runs:
-            continue
-        judged = line.verdicts.get(OVERALL) or line.verdicts.get("forget_acc")
-        untested = "not tested" if line.phase == "recovered" else ""
-        gap = line.gaps.get("forget_acc")
-        natural = line.natural_gaps.get("forget_acc")
-        gaps = ["" if value is None else fixed(value) for value in (gap, natural)]
-        words: dict[str, float] = {}
-        for verdict, number in line.holdout_verdicts.items():
-            word = verdict.partition(":")[0].removesuffix(" within the margin")
-            words[word] = words.get(word, 0) + number
-        ordered = sorted(words, key=lambda word: -words[word])
-        held = ", ".join(f"{words[word]:g} {word}" for word in ordered)
-        table.add_row(escape(line.method), judged.word if judged else untested, *gaps, held)
+    table.add_column(method, no_wrap=True)
+    table.add_column(against_retrain)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(holdout)
+    for line in in_short(lines):
+        table.add_row(*map(escape, short_cells(line)))
     return table
 
 
@@ -472,13 +459,6 @@ def comparison_table(title: str, lines: Sequence[MethodSummary]) -> Table:
         average = "" if line.avg_gap is None else f"{_mark(line, 'avg_gap')}{line.avg_gap:.1f}"
         table.add_row(escape(line.method), *levels, average, _before(line), _rounds(line), *_cheaper(line))
     return table
-
-
-def _parts(line: MethodSummary) -> list[str]:
-    """Memory of the samples and knowledge of the distribution, in points."""
-    from fedquit.results.words import signed
-
-    return ["" if points is None else signed(points) for points in (line.sample_memory, line.distribution_knowledge)]
 
 
 def _before(line: MethodSummary) -> str:
@@ -566,17 +546,19 @@ def _at_budget(budget: Mapping[str, float] | None) -> str:
 
 def _print_holdout_verdicts(lines: Sequence[MethodSummary]) -> None:
     """How many requests have each verdict against the hold-out, and the two kinds of forgetting."""
+    from fedquit.results.short import PARTS, parts_of_gap
+
     known = [line for line in lines if line.holdout_verdicts or line.sample_memory is not None]
     if not known:
         return
     table = Table(title="Forget data against data of the same clients that never trained", **LOOK)
     for name in ("method", "verdicts"):
         table.add_column(name, no_wrap=True)
-    for name in ("samples", "distribution"):
+    for name in PARTS:
         table.add_column(name, justify="right", no_wrap=True)
     for line in known:
         counts = ", ".join(f"{number:g} × {verdict}" for verdict, number in line.holdout_verdicts.items())
-        table.add_row(escape(line.method), counts, *_parts(line))
+        table.add_row(escape(line.method), counts, *parts_of_gap(line))
     if not _fits(table):
         return
     screen.print(

@@ -110,8 +110,9 @@ def compare(
     Args:
         setting: a `Setting`, a `Recipe`, the name of a packaged recipe, or a .toml file.
         methods: names, or `all`.
-        targets: the clients that leave in turn, an entry of several being those that leave together; `all` for
-            everybody in turn; else the recipe's, or the first.
+        targets: the clients that leave in turn, an entry of several being those that leave together; as text with
+            commas and plus signs, as the command takes it; `all` for everybody in turn; else the recipe's, or the
+            first.
         seeds: how many of each target, from the recipe's on.
         retrain_seeds: Retrains with seeds of their own for each target; from 2 on each target has its own Original.
         margin: the gap that would not matter, chosen before the runs: points as 2, deviations of Retrain as "2s".
@@ -136,11 +137,7 @@ def compare(
     """
     chosen = _chosen(setting, settings, None, smoke=smoke)
     place = Folder.at(out)
-    leaving: list[Target] | None = None
-    if targets is None:
-        leaving = default_targets(chosen.recipe)
-    elif targets != "all":
-        leaving = [_target(chosen, target) for target in targets]
+    leaving = default_targets(chosen.recipe) if targets is None else _targets(chosen, targets)
     names = methods if isinstance(methods, str) else ",".join(methods)
     with _scope(chosen.recipe, chosen.objects):
         compare_methods(
@@ -171,6 +168,8 @@ def study(
     retry_failed: bool = False,
     data_dir: Path | str | None = None,
     partition_dir: Path | str | None = None,
+    retrain_from: Path | str | None = None,
+    record_retrains: bool = False,
     ray_address: str = "",
     progress: bool = False,
 ) -> StudyResult:
@@ -188,6 +187,8 @@ def study(
         retry_failed: run units again that failed.
         data_dir: where published data lies; else as the recipes say.
         partition_dir: where the partition files that the study names lie; else beside it.
+        retrain_from: a folder of reference bundles: a Retrain that one of them has is not trained.
+        record_retrains: record Retrains that are trained in that folder.
         ray_address: of the Ray cluster.
         progress: print which unit is at work on the standard error stream.
 
@@ -225,6 +226,8 @@ def study(
             workers=many,
             address=ray_address,
             retry_failed=retry_failed,
+            retrain_from=_path(retrain_from),
+            record=record_retrains,
         )
     folder = StudyFolder.read(place.path)
     compared = {name: folder.comparison(name) for name in plan.recipes}
@@ -285,6 +288,18 @@ def _chosen(setting: What, settings: Settings, forget: object, *, smoke: bool) -
             raise InputError("smoke=True makes data up, and this setting has objects of its own: leave it out.")
         chosen.recipe = smallest(chosen.recipe)
     return chosen
+
+
+def _targets(setting: Setting, targets: Sequence[Any] | str) -> list[Target] | None:
+    """The targets in turn; None for "all". Text is a client's name, or targets as the command writes them."""
+    if not isinstance(targets, str):
+        return [_target(setting, target) for target in targets]
+    if targets == "all":
+        return None
+    if setting.ids is not None and targets in setting.ids:
+        return [_target(setting, targets)]
+    groups = [[name.strip() for name in part.split("+")] for part in targets.split(",")]
+    return list(dict.fromkeys(_target(setting, group) for group in groups))
 
 
 def _target(setting: Setting, target: object) -> Target:

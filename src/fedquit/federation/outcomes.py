@@ -18,9 +18,11 @@ from fedquit.results.comparison import Comparison
 from fedquit.results.folders import RunResults
 from fedquit.results.frames import data_frame, frame_of_table
 from fedquit.results.schema import ACCURACIES, Row, number
+from fedquit.results.short import PARTS, SHORT_COLUMNS, in_short, parts_of_gap, short_cells
 from fedquit.results.study_folder import StudyStatus
 from fedquit.results.summary import MethodSummary
 from fedquit.results.words import fixed, holdout_verdict
+from fedquit.utils.names import lookup
 
 if TYPE_CHECKING:
     from fedquit.results.frames import DataFrame
@@ -100,10 +102,8 @@ class RunResult:
         return next(matches, {})
 
     def model(self) -> nn.Module:
-        """A new module with the recovered model's parameters."""
-        module = self.setup.model.build().to(self.setup.model.dtype)
-        module.load_state_dict(dict(self.params), strict=False)
-        return module
+        """A new module with the recovered model's parameters; what is frozen is as in the federation."""
+        return self.setup.model.module(dict(self.params))
 
     def to_dict(self) -> dict[str, Any]:
         """What `results.json` holds."""
@@ -125,8 +125,9 @@ class RunResult:
             levels = "".join(f"{fixed(number(row.get(key))):>14}" for key in shown)
             lines.append(f"{row['phase']:<11}{row['method']:<12}{levels}{row['rounds']:>8}")
         for request in self.results.requests:
-            said = holdout_verdict(request.row("recovered"), in_full=True)
-            lines += [f"{request.method}: {said}"] if said else []
+            for phase, name in (("recovered", request.method), ("natural", "natural, the control")):
+                said = holdout_verdict(request.row(phase), in_full=True)
+                lines += [f"{name}: {said}"] if said else []
         return "\n".join(lines)
 
 
@@ -160,8 +161,14 @@ class ComparisonResult:
         return self.place.path
 
     def line(self, method: str) -> MethodSummary:
-        """The line of a method, of `original` or of `retrain`."""
-        return next(line for line in self.table if method in (line.method, line.phase))
+        """The line of a method, of `original` or of `retrain`.
+
+        Raises:
+            UnknownNameError: for a method that was not compared.
+        """
+        named = {line.phase: line for line in self.table if line.phase != "recovered"}
+        named |= {line.method: line for line in self.table}
+        return lookup(named, method, "line of the comparison")
 
     def to_dict(self) -> dict[str, Any]:
         """What `comparison.json` holds."""
@@ -217,15 +224,30 @@ class StudyResult:
 
 
 def _table_text(table: Sequence[MethodSummary]) -> str:
-    """Each method with its accuracies, gaps in parentheses, and its verdict against Retrain on the forget data."""
+    """The short table of the terminal with both parts of the gap, and below it the accuracies, gaps in parentheses."""
+    rows: list[tuple[str, ...]] = [(*SHORT_COLUMNS[:-1], *PARTS, SHORT_COLUMNS[-1])]
+    for line in in_short(table):
+        *first, holdout = short_cells(line)
+        rows.append((*first, *parts_of_gap(line), holdout))
     shown = [key for key in (*ACCURACIES, "holdout_acc") if any(key in line.means for line in table)]
-    lines = [f"{'method':<22}" + "".join(f"{key.removesuffix('_acc'):>16}" for key in shown)]
+    levels: list[tuple[str, ...]] = [("method", *(key.removesuffix("_acc") for key in shown))]
     for line in table:
-        cells = []
-        for key in shown:
-            gap = f" ({line.gaps[key]:.1f})" if key in line.gaps else ""
-            cells.append(f"{fixed(line.means.get(key))}{gap}")
-        verdict = line.verdicts.get("forget_acc")
-        said = f"  {verdict.word}" if verdict else ""
-        lines.append(f"{line.method:<22}" + "".join(f"{cell:>16}" for cell in cells) + said)
+        levels.append((line.method, *(_with_gap(line, key) for key in shown)))
+    last = len(rows[0]) - 1
+    return f"{_aligned(rows, left=(0, 1, last))}\n\n{_aligned(levels, left=(0,))}"
+
+
+def _with_gap(line: MethodSummary, key: str) -> str:
+    gap = f" ({line.gaps[key]:.1f})" if key in line.gaps else ""
+    return f"{fixed(line.means.get(key))}{gap}"
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int]) -> str:
+    """Rows of cells under one another, two spaces between columns; those not in `left` end at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        sized = zip(row, widths, strict=True)
+        cells = [cell.ljust(width) if n in left else cell.rjust(width) for n, (cell, width) in enumerate(sized)]
+        lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from fedquit.core import ClientId
 from fedquit.data.federated import Dataset
@@ -19,6 +21,9 @@ from fedquit.running.in_memory import Given, GivenData, GivenModel
 from fedquit.running.recipe import Recipe, Settings, changed, load
 from fedquit.utils.names import unknown
 
+OWN = {"data.holdout": 0.2, "recover.control": True}  # where no recipe says otherwise: a verdict, and its control
+
+BATCH = 1024  # examples that are read at a time
 Who = Hashable  # the name of a client, as the mapping of the clients' data has it
 
 
@@ -30,12 +35,12 @@ class Setting:
     Args:
         model: a function without arguments that returns a new module with random weights, or the name of a network.
         clients: each client's training data by its name: a pair of tensors `(inputs, labels)`, or a Dataset or
-            DataLoader of such pairs.
+            DataLoader of such pairs. A DataLoader's data set is read in its own order, without shuffling, and whole.
         test: the test data; needed with `clients`.
         classes: the number of classes; else one more than the largest label.
         preprocessing: of inputs that are bytes, such as `fedquit.data.Pixels`.
         recipe: a packaged recipe, a .toml file or a `Recipe`, for training, method, recovery and evaluation; else the
-            defaults of all keys.
+            defaults of all keys, with a fifth of each client's data held out and Natural as the control.
         settings: changes of its keys: `{"train.rounds": 5}`, or `["train.rounds=5"]` as `--set` takes them.
 
     Raises:
@@ -62,15 +67,17 @@ class Setting:
                 raise InputError("the clients' data is given and no test data: give test=… as well.")
             self.ids = {name: number for number, name in enumerate(clients)}
             data = _joined(clients, test, classes, preprocessing)
-            objects[data.name] = data
-            keys |= {"data.name": data.name, "data.options": {}, "data.partition": "file", "data.partition_file": ""}
+            name = data.name
+            objects[name] = data
+            keys |= {"data.name": name, "data.options": {}, "data.partition": "file", "data.partition_file": ""}
             keys["data.clients"] = len(clients)
         elif test is not None:
             raise InputError("test data is given and no clients: give clients=… as well.")
         if callable(model):
             network = GivenModel(model)
-            objects[network.name] = network
-            keys |= {"model.name": network.name, "model.options": {}}
+            name = network.name
+            objects[name] = network
+            keys |= {"model.name": name, "model.options": {}}
         elif model is not None:
             keys |= {"model.name": model, "model.options": {}}
         plain = recipe if isinstance(recipe, Recipe) else _loaded(recipe)
@@ -93,7 +100,11 @@ class Setting:
         if not names:
             raise RequestError("nobody is named as the client to forget: name at least one.")
         if known is None:
-            return tuple(sorted(int(name) for name in names))
+            numbers = [_client_number(name) for name in names]
+            for name, number in zip(names, numbers, strict=True):
+                if number is None:
+                    raise unknown("client", str(name), map(str, range(self.recipe.data.clients)))
+            return tuple(sorted(number for number in numbers if number is not None))
         for name in names:
             if name not in known:
                 raise unknown("client", str(name), map(str, known))
@@ -116,7 +127,17 @@ def as_setting(what: str | Path | Recipe | Setting, settings: Settings = ()) -> 
 
 
 def _loaded(recipe: str | Path | None) -> Recipe:
-    return Recipe() if recipe is None else load(str(recipe))
+    return changed(Recipe(), OWN) if recipe is None else load(str(recipe))
+
+
+def _client_number(name: object) -> ClientId | None:
+    """The number in 3, "3" or numpy's 3; None for anything else."""
+    if isinstance(name, str):
+        return int(name) if name.strip().isdecimal() else None
+    try:
+        return operator.index(name)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _joined(clients: Mapping[Any, Data], test: Data, classes: int | None, preprocessing: Preprocessing) -> GivenData:
@@ -145,7 +166,8 @@ def _tensors(data: Data, whose: str) -> tuple[Tensor, Tensor]:
     """All examples of a data set as a pair of tensors, in their order."""
     inputs: list[Tensor] = []
     labels: list[Tensor] = []
-    for batch in Batches(data, 1, 1024):
+    data = _in_order(data, whose) if isinstance(data, DataLoader) else data
+    for batch in Batches(data, 1, BATCH):
         pair = isinstance(batch, tuple | list) and len(batch) == 2
         if not pair or not all(isinstance(part, Tensor) for part in batch):
             raise InputError(
@@ -154,4 +176,43 @@ def _tensors(data: Data, whose: str) -> tuple[Tensor, Tensor]:
             )
         inputs.append(batch[0])
         labels.append(batch[1])
+    shapes = {(tuple(x.shape[1:]), tuple(y.shape[1:])) for x, y in zip(inputs, labels, strict=True)}
+    if len(shapes) > 1:
+        raise InputError(
+            f"batches of {whose} have examples and labels of the shapes {sorted(shapes)}: pad all to the same."
+        )
+    if not _reads_again(data, (inputs[0], labels[0])):
+        raise InputError(
+            f"the data of {whose} differs from one reading to the next: give the examples without random augmentation "
+            "and in a fixed order."
+        )
     return torch.cat(inputs).cpu(), torch.cat(labels).cpu()
+
+
+def _reads_again(data: Data, first: tuple[Tensor, Tensor]) -> bool:
+    """Whether another reading begins with the same batch."""
+    try:
+        again = next(iter(Batches(data, 1, BATCH)))
+    except InputError:  # nothing is left of it
+        return False
+    pairs = list(zip(first, again, strict=True))
+    return all(a.shape == b.shape and torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in pairs)
+
+
+def _in_order(loader: DataLoader[Any], whose: str) -> DataLoader[Any]:
+    """A loader over the same data set, in its own order and whole: without shuffling, and without `drop_last`."""
+    dataset = loader.dataset
+    chosen: object = loader.sampler
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        chosen = loader.batch_sampler
+    elif isinstance(dataset, IterableDataset):
+        chosen = None
+    plain = chosen is None or type(chosen) is SequentialSampler
+    size = len(dataset) if isinstance(dataset, Sized) else None
+    shuffled = type(chosen) is RandomSampler and not chosen.replacement and chosen.num_samples == size
+    if not plain and not shuffled:
+        raise InputError(
+            f"the DataLoader of {whose} chooses examples by {describe(chosen)}, which cannot be undone: "
+            "give the data set itself, or a torch.utils.data.Subset of it."
+        )
+    return DataLoader(dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn)

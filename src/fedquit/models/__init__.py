@@ -8,8 +8,10 @@ Your own is a factory `(input_shape, classes, **options) -> nn.Module`, named as
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,7 +25,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedquit.core import Params
-from fedquit.core.params import fingerprint, is_statistic
+from fedquit.core.params import fingerprint, is_statistic, require_same_shapes
 from fedquit.core.projection import Projection
 from fedquit.data.preprocessing import AS_STORED, Preprocessing
 from fedquit.errors import InputError
@@ -77,7 +79,7 @@ class FunctionalModel:
     def __post_init__(self) -> None:
         if not self.dtype.is_floating_point:
             raise InputError(f"a model cannot have parameters of {self.dtype}: take torch.float32 or torch.float64.")
-        module = self._built(seed=0)
+        module = build_seeded(self.build, seed=0)
         refuse_unsuitable(module)  # in the numbers it came in: another dtype would hide what is complex or shared
         module = _without_counters(module.to(self.dtype))
         known = all(map(_is_known, module.modules()))
@@ -104,9 +106,46 @@ class FunctionalModel:
 
         Frozen parameters are not among them; BatchNorm's running statistics come last.
         """
-        module = self._built(seed).to(self.dtype)
-        trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
-        return trained | {n: b.detach() for n, b in module.named_buffers() if is_statistic(n)}
+        return _travelling(build_seeded(self.build, seed).to(self.dtype))
+
+    def module(self, params: Params) -> nn.Module:
+        """Return a new module with these parameters; what is frozen is as everywhere in the federation.
+
+        Args:
+            params: all parameters, as `init` returns them.
+
+        Raises:
+            InputError: for parameters of another network.
+        """
+        module = build_seeded(self.build, seed=0).to(self.dtype)
+        own = _travelling(module)  # shares the module's memory
+        require_same_shapes(params, own, "the parameters")
+        for name, tensor in own.items():
+            tensor.copy_(params[name])
+        return module
+
+    def behaviour(self, x: Tensor) -> str:
+        """Return a hash of the logits that the weights of seed 0 give, rounded: it tells two forwards apart.
+
+        Float64 on the CPU makes rounding errors so small that the number of threads does not change the hash.
+
+        Args:
+            x: a few examples, `(B, …)`.
+        """
+        x = self.look.plain(x.cpu()) if x.dtype == torch.uint8 else x.cpu()
+        try:
+            logits = self._seeded_logits(x, torch.float64)
+        except RuntimeError:  # the forward insists on a precision
+            logits = self._seeded_logits(x, self.dtype)
+        rounded = [f"{value:.5g}" for value in logits.flatten().tolist()]
+        return hashlib.blake2b(f"{tuple(logits.shape)} {rounded}".encode(), digest_size=16).hexdigest()
+
+    def _seeded_logits(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        module = build_seeded(self.build, seed=0).to(dtype).eval()
+        with _seeded(0), torch.no_grad():
+            output = module(x.to(dtype) if x.is_floating_point() else x)
+        logits: Tensor = getattr(output, "logits", output)
+        return logits
 
     @property
     def training(self) -> TrainingForm | None:
@@ -221,16 +260,6 @@ class FunctionalModel:
             self._constants[key] = buffers | {n: p.detach().to(device, dtype) for n, p in frozen.items()}
         return self._constants[key]
 
-    def _built(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: that would reseed the accelerators too, which the fork does not
-            # cover.
-            torch.default_generator.manual_seed(seed)
-            module = self.build()
-        if not isinstance(module, nn.Module):
-            raise InputError(f"the model's factory returned {type(module).__name__}: it must return a torch.nn.Module.")
-        return module
-
 
 @dataclass(frozen=True)
 class TrainingForm:
@@ -246,6 +275,37 @@ class TrainingForm:
         """Return the logits, with dropout and BatchNorm's batch statistics."""
         assert self.model._training is not None
         return self.model._logits(self.model._training, params, x)
+
+
+def build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return the module that a factory makes with a seed; torch's generators stay as they were.
+
+    Args:
+        build: the factory.
+        seed: of torch's generator on the CPU.
+
+    Raises:
+        InputError: if the factory returns something else.
+    """
+    with _seeded(seed):
+        module = build()
+    if not isinstance(module, nn.Module):
+        raise InputError(f"the model's factory returned {type(module).__name__}: it must return a torch.nn.Module.")
+    return module
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed: that would reseed the accelerators too, which the fork does not cover.
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _travelling(module: nn.Module) -> Params:
+    """Return what is trained and sent: parameters that require a gradient, and last BatchNorm's running statistics."""
+    trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+    return trained | {n: b.detach() for n, b in module.named_buffers() if is_statistic(n)}
 
 
 def load_model(

@@ -10,7 +10,7 @@ from typing import Any
 from fedquit.inference.gaps import CANNOT_TELL, DIFFERS, EQUIVALENT, WORDS, GapVerdict, rounded_p
 from fedquit.inference.leaving import DIFFERS_FROM_LEAVING
 from fedquit.report.figures import label_counts
-from fedquit.report.verdicts import TRACES, headline, trace_reasons, trace_word, trace_words, traces
+from fedquit.report.verdicts import TRACES, trace_reasons, trace_word, trace_words, traces
 from fedquit.results import quantities
 from fedquit.results.averages import mean
 from fedquit.results.canaries import canary_audits
@@ -18,7 +18,7 @@ from fedquit.results.folders import RunResults
 from fedquit.results.requests import MANY_CLIENTS, RequestRows, distinct
 from fedquit.results.schema import COSTS, NATURAL, number
 from fedquit.results.summary import MethodGroup, MethodSummary
-from fedquit.results.verdicts import forget_gap, leaving_sentence, open_question
+from fedquit.results.verdicts import forget_gap, headline, leaving_sentence, open_question
 from fedquit.results.words import NBSP, NOT_JUDGED, count, duration, fixed, percent, scaled, share, signed
 from fedquit.utils.names import each_named
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedquit.inference.gaps import DIFFERS, ClientGap
-from fedquit.report.verdicts import headline, trace_words
+from fedquit.report.verdicts import trace_words
 from fedquit.results import quantities
 from fedquit.results.averages import mean
 from fedquit.results.canaries import canary_audits
@@ -28,7 +28,7 @@ from fedquit.results.summary import (
     summarise,
     summarise_phase,
 )
-from fedquit.results.verdicts import leaving_sentence, legend, mark
+from fedquit.results.verdicts import headline, leaving_sentence, legend, mark
 from fedquit.results.words import DASH, NBSP, count, fixed, holdout_verdict, scaled, share, signed
 from fedquit.utils.names import each_named
 

@@ -1,26 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the verdicts in the results speak for a method on the page; none is worked out here."""
+"""What the page says of the verdicts against the hold-out; none is worked out here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from fedquit.inference.gaps import GapVerdict
 from fedquit.inference.trace import CANNOT_TELL, FORGOTTEN, OVER_UNLEARNED, REMEMBERED
 from fedquit.results.requests import RequestRows
 from fedquit.results.summary import count_verdicts
-from fedquit.results.verdicts import OVERALL
 from fedquit.results.words import NOT_JUDGED
-
-HEADLINES = (OVERALL, "forget_acc")  # the verdict on the first of these that is there speaks for a method
-
-
-def headline(verdicts: Mapping[str, GapVerdict]) -> GapVerdict | None:
-    """The verdict that speaks for a method, or None where no test was made."""
-    return next((verdicts[key] for key in HEADLINES if key in verdicts), None)
-
-
-# The trace against the client's own hold-out
 
 TRACES = {
     REMEMBERED: "still told from data of the same clients that never trained",

@@ -40,6 +40,7 @@ from fedquit.results.words import signed
 
 JUDGED = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
 OVERALL = "avg_gap"  # the key of the verdict over the four measures of Avg. gap
+HEADLINES = (OVERALL, "forget_acc")  # the verdict on the first of these that is there speaks for a method
 PAIRED = (*JUDGED, OVERALL)  # in which each method is compared with the first one
 OF_LEAVERS = ("forget_acc", "holdout_acc")  # the samples and the distribution of who leaves: what should change
 RETRAIN_SEED = "retrain_seed"  # the field of a Retrain's row that names its own seed
@@ -49,6 +50,11 @@ MARKS = {DIFFERS: "≠", EQUIVALENT: "=", CANNOT_TELL: ""}
 _Kind = TypeVar("_Kind", GapVerdict, LeavingVerdict)
 BySeed = Mapping[int, Row]
 Runs = Mapping[Any, BySeed]  # by target and seed, the row that is judged
+
+
+def headline(verdicts: Mapping[str, GapVerdict]) -> GapVerdict | None:
+    """The verdict that speaks for a method, or None where no test was made."""
+    return next((verdicts[key] for key in HEADLINES if key in verdicts), None)
 
 
 def judged(methods: Mapping[str, Runs], retrains: Runs, margin: Margin | None) -> dict[str, dict[str, GapVerdict]]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from fedquit.core import ClientId
 from fedquit.core.params import fingerprint
 from fedquit.data.federated import Dataset
 from fedquit.errors import InputError
+from fedquit.models import build_seeded
 
 PREFIX = "memory/"
 
@@ -58,12 +60,14 @@ class GivenModel:
 
     @property
     def name(self) -> str:
-        """How a recipe names it: by its layers and, where there is one, the source of its factory."""
-        try:
-            source = inspect.getsource(self.build)
-        except (OSError, TypeError):
-            source = ""
-        return PREFIX + _short(repr(self.build()), source)
+        """How a recipe names it: by its layers and by the source of its factory and of its own classes.
+
+        What this cannot see, such as a function that a forward calls, is in the behaviour (`Setup.network`).
+        """
+        module = build_seeded(self.build, seed=0)
+        kinds = dict.fromkeys(kind for layer in module.modules() for kind in type(layer).__mro__)
+        own = [kind for kind in kinds if kind is not object and kind.__module__.partition(".")[0] != "torch"]
+        return PREFIX + _short(repr(module), _source(self.build), *map(_class_source, own))
 
 
 Given = GivenData | GivenModel
@@ -114,6 +118,24 @@ def _found(name: str) -> Given | None:
             "call fedquit.run, fedquit.compare or fedquit.study with the same fedquit.Setting."
         )
     return _AT_HAND.get()[name]
+
+
+def _class_source(kind: type) -> str:
+    """The source of a class and of each of its functions, which are new where a notebook defines the class again."""
+    functions = [value for value in vars(kind).values() if inspect.isfunction(value)]
+    return "\n".join([kind.__qualname__, _source(kind), *map(_source, functions)])
+
+
+def _source(thing: Any) -> str:  # noqa: ANN401 - a class or anything callable
+    """The source; else the bytecode of a function; else ""."""
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):
+        code = getattr(thing, "__code__", None)
+    if code is None:
+        return ""
+    plain = [constant for constant in code.co_consts if not inspect.iscode(constant)]
+    return f"{code.co_code.hex()} {code.co_names} {plain}"
 
 
 def _short(*words: str) -> str:

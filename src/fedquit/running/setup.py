@@ -24,9 +24,11 @@ from fedquit.engine import Address, Choice, Engine, GraphCache, Precision, choos
 from fedquit.errors import InputError
 from fedquit.models import FunctionalModel, load_model
 from fedquit.running.flops import Flops, Shape
-from fedquit.running.in_memory import given_data, given_model
+from fedquit.running.in_memory import given_data, given_model, is_in_memory
 from fedquit.running.recipe import ModelRecipe, Recipe
 from fedquit.utils.names import source_of
+
+PROBED = 4  # examples on which two networks of the same layers are told apart
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,17 @@ class Setup:
 
     @property
     def network(self) -> str:
-        """A hash of the network: layers, first parameters, and a user's own source code."""
+        """A hash of the network: layers, first parameters, and a user's own source code.
+
+        A network that was given as an object may have no source: what it computes is in the hash, too.
+        """
         words = [self.model.signature(), fingerprint(self.initial), source_of(self.recipe.model.name)]
+        words += [self._behaviour] if is_in_memory(self.recipe.model.name) else []
         return hashlib.blake2b("".join(words).encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def _behaviour(self) -> str:
+        return self.model.behaviour(self.data.dataset.x[:PROBED])
 
     def with_recipe(self, recipe: Recipe) -> Setup:
         """Return the setup of another recipe; on the same data and network it shares them, and the captured steps."""
