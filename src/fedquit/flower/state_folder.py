@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedquit.flower import membership, notices
 from fedquit.flower.log_lines import timestamp
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.flower.twice import TwinStateFile
@@ -24,6 +25,7 @@ from fedquit.utils.files import append_line, remove_half_written, write_json
 from fedquit.utils.version import package_version
 
 SETTINGS = "settings.json"
+OF_OPERATOR = (membership.FILE, notices.FILE)  # which `fedquit flower serve` writes here at any time
 
 
 class PhaseMemory(DiskMemory):
@@ -112,7 +114,7 @@ class StateFolder:
         for folder in sorted((self.path / "phases").glob("*")):
             if folder != current:
                 shutil.rmtree(folder)
-        remove_half_written(self.path)
+        remove_half_written(self.path, OF_OPERATOR)
         remove_half_written(self.path / "memory")
         if phase.kind in ("train", "erase"):
             self.before.delete()
