@@ -2,10 +2,12 @@
 """Memory and time of FedQUIT's token loss, plain and chunked, over the size of the vocabulary.
 
     python benchmarks/chunked_loss.py [positions] [features]
+    python benchmarks/chunked_loss.py logits
 
 Each case runs in a process of its own, on one thread: a loss with its gradients for hidden states and head, in float32.
 What is printed is the growth of the process's peak memory over what inputs take, and the time. The gradient of the
-head, as large as the head itself, is part of it; `head frozen` is the case of LoRA.
+head, as large as the head itself, is part of it; `head frozen` is the case of LoRA. With `logits` the logits of both
+models are there already, as in `fedquit.forget`: (4, 256, 50,257) numbers, at once and in chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 
 from fedquit.core.projection import Projection
 from fedquit.distill.chunked import Rule, chunked_distillation_loss
-from fedquit.distill.losses import distillation_loss
+from fedquit.distill.losses import distillation_in_chunks, distillation_loss
 
 VOCABULARIES = (1_000, 8_000, 50_257, 128_000)
 
@@ -53,8 +55,34 @@ def measure(kind: str, vocabulary: int, positions: int, features: int, *, frozen
     return peak_mb() - before, time.perf_counter() - start
 
 
+def measure_on_logits(kind: str) -> tuple[float, float]:
+    """Return the growth of the peak in MB, and the seconds, of the loss and its gradient for given logits."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    logits = torch.randn(4, 256, 50_257, requires_grad=True)
+    target = torch.randn(4, 256, 50_257)
+    y = torch.randint(50_257, (4, 256))
+    function = distillation_in_chunks if kind == "chunked" else distillation_loss
+    before = peak_mb()
+    start = time.perf_counter()
+    losses = function(logits, target, y, torch.zeros(y.shape), teacher="min", loss="kl", v=0.0, tau=1.0, k=5)
+    torch.autograd.grad(losses.mean(), [logits])
+    return peak_mb() - before, time.perf_counter() - start
+
+
+def case(*words: str) -> str:
+    """Return what a process of its own prints of one case."""
+    done = subprocess.run([sys.executable, __file__, "case", *words], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "out of memory"
+
+
 def main() -> None:
     """Print a table."""
+    if sys.argv[1:2] == ["logits"]:
+        print("4 x 256 positions, 50,257 tokens, float32, one thread: MB, s beside the logits of both models")
+        for kind in ("plain", "chunked"):
+            print(f"{kind}: {case(kind)}")
+        return
     words = [int(word) for word in sys.argv[1:3]]
     positions = words[0] if words else 2048
     features = words[1] if len(words) > 1 else 64
@@ -64,17 +92,15 @@ def main() -> None:
     for vocabulary in VOCABULARIES:
         cells = []
         for kind, frozen in (("plain", False), ("chunked", False), ("chunked", True)):
-            case = [kind, str(vocabulary), str(positions), str(features), str(int(frozen))]
-            done = subprocess.run(
-                [sys.executable, __file__, "case", *case], capture_output=True, text=True, check=False
-            )
-            cells.append(done.stdout.strip() or "out of memory")
+            cells.append(case(kind, str(vocabulary), str(positions), str(features), str(int(frozen))))
         size = vocabulary * features * 4 / 2**20
         print(f"| {vocabulary:,} | {' | '.join(cells)} | {size:.0f} |")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["case"]:
+    if sys.argv[1:2] == ["case"] and len(sys.argv) == 3:
+        print("{:,.0f}, {:.2f}".format(*measure_on_logits(sys.argv[2])))
+    elif sys.argv[1:2] == ["case"]:
         kind, vocabulary, positions, features, frozen = sys.argv[2:]
         grown, seconds = measure(kind, int(vocabulary), int(positions), int(features), frozen=frozen == "1")
         print(f"{grown:,.0f}, {seconds:.2f}")

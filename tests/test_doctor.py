@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from collections import namedtuple
 from importlib import metadata
 from pathlib import Path
@@ -14,13 +15,13 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from fedquit.cli import app
-from fedquit.cli.doctor import Finding, requirement_findings
+from fedquit.cli.doctor import NEEDED_FOR, Observation, requirement_observations
 
 TORCH = metadata.version("torch")
 
 
-def of(extra: str, *lines: str) -> list[Finding]:
-    return list(requirement_findings([Requirement(line) for line in lines], extra, "this"))
+def of(extra: str, *lines: str) -> list[Observation]:
+    return list(requirement_observations([Requirement(line) for line in lines], extra, "this"))
 
 
 def test_this_environment_is_sound_and_json_says_the_same() -> None:
@@ -39,6 +40,16 @@ def test_an_extra_that_is_absent_is_no_problem_and_a_package_that_is_absent_is_o
     (needed,) = of("", "torch>=1", line, "other; extra == 'peft'")
     assert needed.state == "problem"
     assert "no-such-package not installed" in needed.details
+
+
+def test_every_extra_of_a_user_is_looked_at_and_advice_has_one_form() -> None:
+    root = Path(__file__).parent.parent
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert NEEDED_FOR.keys() == extras.keys() - {"bench", "docs", "dev"}
+    for file in (root / "src").rglob("*.py"):
+        assert "-e '.[" not in file.read_text(), (
+            f"{file}: say pip install 'fedquit[EXTRA]', which holds in a clone, too"
+        )
 
 
 def test_another_version_than_the_pinned_one_is_a_problem() -> None:

@@ -565,6 +565,13 @@ def test_words_and_bounds_of_earlier_versions_are_not_shown(tmp_path: Path, word
     stored = json.loads((folder / "results.json").read_text())
     assert stored["rows"][3]["holdout_verdict"] == word, "what lies on disk is left alone"
     assert views.runs[0].to_dict()["rows"] == stored["rows"]
+    rows = views.runs[0].judged_rows
+    assert len(rows) == len(stored["rows"])
+    assert {row["holdout_verdict"] for row in rows} == {"not judged"}
+    pytest.importorskip("pandas")
+    frame = views.runs[0].to_pandas()
+    assert set(frame["holdout_verdict"]) == {"not judged"}
+    assert "tpr_at_0.01_high" not in frame
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,12 +119,39 @@ class Attention(nn.Module):
         return cast(Tensor, self.head(x.mean(1)))
 
 
+class Literal(nn.Module):
+    """Drops by calls of torch's functions, with rates that no field tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.dropout(self.body(x).tanh(), 0.5, self.training)
+        if self.training:
+            x = x * torch.empty(len(x), 1, 1, dtype=x.dtype).bernoulli_(0.75)
+        return cast(Tensor, self.head(x.mean(1)))
+
+
+class Doubling(Literal):
+    """Draws nothing, and computes something else in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.head(self.body(x).mean(1) * (2 if self.training else 1)))
+
+
+class Stateless(Literal):
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.head(self.body(x).tanh().mean(1)))
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], FederatedData]] = {
     "batch_norm": (batch_normed, IMAGES),
     "dropout": (dropping, IMAGES),
     "both": (both, IMAGES),
     "frozen": (half_frozen, IMAGES),
     "attention": (Attention, VECTORS),
+    "literal": (Literal, VECTORS),
 }
 
 
@@ -341,7 +370,65 @@ class Noisy(nn.Module):
         return cast(Tensor, self.head(x.mean(1))) + (torch.randn(len(x), 3) if self.training else 0.0)
 
 
-@pytest.mark.parametrize(("build", "says"), [(SequenceFirst, "batch_first=True"), (Noisy, "torch's randn")])
+class NoisyWithoutAField(Literal):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x).mean(1)
+        return cast(Tensor, self.head(x + torch.randn_like(x) if self.training else x))
+
+
+class Gumbel(Literal):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x).mean(1)
+        return cast(Tensor, self.head(functional.gumbel_softmax(x) if self.training else x.softmax(-1)))
+
+
+class OldDropout(Literal):
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.head(torch.dropout(self.body(x).mean(1), 0.5, self.training)))
+
+
+class OfNumpy(Literal):
+    def forward(self, x: Tensor) -> Tensor:
+        scale = 1 + np.random.rand() if self.training else 1.0  # noqa: NPY002
+        return cast(Tensor, self.head(self.body(x).mean(1) * scale))
+
+
+class OfPython(Literal):
+    def forward(self, x: Tensor) -> Tensor:
+        scale = random.random() if self.training else 1.0
+        return cast(Tensor, self.head(self.body(x).mean(1) * scale))
+
+
+class AlwaysDrops(Literal):
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.head(functional.dropout(self.body(x).mean(1))))
+
+
+class Counting(Literal):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return cast(Tensor, self.head(self.body(x).mean(1)))
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (SequenceFirst, "batch_first=True"),
+        (Noisy, "torch's randn"),
+        (NoisyWithoutAField, "torch's randn_like"),
+        (Gumbel, "torch's gumbel_softmax"),
+        (OldDropout, r"torch's torch\.dropout"),
+        (OfNumpy, "from numpy in training"),
+        (OfPython, "from Python's random in training"),
+        (AlwaysDrops, r"where it is evaluated: .*F\.dropout\(x, p, self\.training\)"),
+        (Counting, "changes its buffer 'calls' in training"),
+    ],
+)
 def test_random_numbers_that_engines_could_not_repeat_are_refused(build: type[nn.Module], says: str) -> None:
     model = FunctionalModel(build, torch.float64)
     ask = Ask(Learn(LOCAL), (0,), "all", {"start": model.init(0)}, HERE)
@@ -376,6 +463,40 @@ def test_networks_without_state_take_no_new_path() -> None:
         model = load_model(name, shape, 5)
         assert model.training is None
         assert not any(map(is_statistic, model.init(0)))
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, StackedEngine, partial(ThreadedEngine, workers=2)])
+def test_a_module_of_ones_own_is_tried_on_the_data_once(engine: Callable[..., Engine]) -> None:
+    """Where training mode changes nothing there is no training form: the path of stateless networks."""
+    before = torch.get_rng_state()
+    for build, differs in ((Stateless, False), (Literal, True), (Doubling, True)):
+        model = FunctionalModel(build, torch.float64)
+        start = model.init(0)
+        assert model.training is not None, "nothing is known before the data are"
+        list(engine(model, VECTORS, {}).run(ask_of(Learn(LOCAL), start)))
+        assert (model.training is not None) == differs
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_hooks_are_code_of_ones_own() -> None:
+    def hooked() -> nn.Module:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(40, 3))
+        network[1].register_forward_hook(lambda layer, _, output: functional.dropout(output, 0.5, layer.training))
+        return network
+
+    model = FunctionalModel(hooked, torch.float64)
+    model.settle(VECTORS.x)
+    assert model.training is not None
+    assert FunctionalModel(lambda: nn.Sequential(nn.Flatten(), nn.Linear(40, 3))).training is None
+
+
+def test_a_literal_rate_drops_in_training_and_in_nothing_else() -> None:
+    model = model_of("literal")
+    start = model.init(3)
+    task = Learn(replace(LOCAL, batch_size=32, epochs=1.0, lr=1e-9))
+    plain = float(cross_entropy(model(start, VECTORS.x[VECTORS.train[0]]), VECTORS.y[VECTORS.train[0]]).mean())
+    losses = [replies(SequentialEngine, "literal", ask_of(task, start, replace(HERE, round=r)))[0].loss for r in (1, 2)]
+    assert len({plain, *losses}) == 3
 
 
 def test_cross_entropy_is_what_learn_minimises_under_dropout() -> None:

@@ -140,6 +140,8 @@ def test_small_steps_take_one_thread_and_give_the_others_back(
             return out
 
     model = FunctionalModel(Watched, torch.float64)
+    model.settle(toy_data.x)  # no step of training
+    seen.clear()
     next(StackedEngine(model, toy_data, {}).run(ask(model.init(0))))
     assert seen == {1}
     assert torch.get_num_threads() == 2
@@ -185,6 +187,7 @@ def test_threads_share_no_module(toy_model: FunctionalModel, toy_data: Federated
             return out
 
     model = FunctionalModel(Watched, torch.float64)
+    model.settle(toy_data.x)  # no step of training
     seen.clear()
     list(ThreadedEngine(model, toy_data, {}, workers=2).run(ask(model.init(0))))
     assert 1 <= len(seen) <= 2
@@ -291,6 +294,8 @@ def test_every_engine_computes_in_the_precision_that_is_asked_for(
     expected: object,
 ) -> None:
     model, before = FunctionalModel(Watching, torch.float64), switches()
+    model.settle(toy_data.x)  # no step of training
+    Watching.seen.clear()
     asked = ask(model.init(0))
     assert isinstance(asked.task, Learn)
     asked = replace(asked, task=Learn(replace(asked.task.local, optimizer=optimizer)))

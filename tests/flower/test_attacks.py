@@ -205,6 +205,73 @@ def test_a_client_that_trains_on_instead_of_unlearning_is_refused(make: MakeWorl
     assert said(setup, "it trained instead of unlearning: the cosine with its last update is 1.00")
 
 
+class Empty(Liar):
+    """A liar that says that it has no example."""
+
+    def spoil(self, reply: Message) -> list[Message]:
+        lied = super().spoil(reply)
+        lies = self.now.startswith(self.phase) and reply.has_content() and wire.PARAMS in reply.content
+        return reworded(examples=0)(reply) if lies else lied
+
+
+def noise(_start: Params, honest: Params) -> Params:
+    torch.manual_seed(1)
+    return {n: 1e4 * torch.randn_like(p) for n, p in honest.items()}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_leaver_that_says_it_has_no_examples_is_judged_all_the_same(closed: bool, make: MakeWorld) -> None:
+    victim, guarded = make("victim"), make("guarded")
+    for setup in (victim, guarded):
+        if closed:
+            close(setup)
+        Empty(setup, 1, noise, phase="unlearn")
+    settings: dict[str, Any] = {"recover_rounds": 0, "method": {"name": "fedau"}}
+    lost, (served,) = erased(victim, 1, check_members=False, **settings)
+    assert (served.status, served.fallback) == ("done", False)
+    assert max(float(p.abs().max()) for p in lost.params.values()) > 1e3, "its noise is the model of all"
+    kept, (refused,) = erased(guarded, 1, **settings)
+    assert (refused.status, refused.method, refused.fallback) == ("done", "not", True)
+    assert max(float(p.abs().max()) for p in kept.params.values()) < 1e3
+    assert said(guarded, "it answers without an example that counts")
+
+
+def test_a_leaver_of_a_closed_federation_cannot_say_that_it_has_one_example(make: MakeWorld) -> None:
+    victim, guarded = make("victim"), make("guarded")
+    for setup in (victim, guarded):
+        close(setup)
+        Liar(setup, 3, lambda start, honest: add(start, sub(honest, start), 0.1), phase="unlearn", examples=1)
+    _, (served,) = erased(victim, 3, recover_rounds=0, check_members=False)
+    assert (served.status, served.fallback) == ("done", False)
+    _, (refused,) = erased(guarded, 3, recover_rounds=0)
+    assert (refused.status, refused.method, refused.fallback) == ("done", "not", True)
+    assert said(guarded, "it says that it has 1 examples, and it was enrolled with 30 that are not erased")
+
+
+def test_a_site_that_is_revoked_while_it_answers_does_not_get_past_the_judge(make: MakeWorld) -> None:
+    victim, guarded = make("victim"), make("guarded")
+    for setup in (victim, guarded):
+        close(setup)
+        liar = Liar(setup, 1, noise, phase="unlearn")
+        node = setup.node_of(1)
+
+        def revoked(reply: Message, setup: Setup = setup, liar: Liar = liar) -> list[Message]:
+            if liar.now.startswith("unlearn"):
+                close(setup, revoked=(1,))
+            return liar.spoil(reply)
+
+        node.spoil = revoked
+    settings: dict[str, Any] = {"recover_rounds": 0, "method": {"name": "fedau"}}
+    lost, _ = erased(victim, 1, check_members=False, **settings)
+    assert max(float(p.abs().max()) for p in lost.params.values()) > 1e3
+    began = guarded.time.time
+    kept, (refused,) = erased(guarded, 1, **settings)
+    assert (refused.status, refused.method, refused.fallback) == ("done", "not", True)
+    assert max(float(p.abs().max()) for p in kept.params.values()) < 1e3
+    assert "takes no part any more" in refused.reason
+    assert guarded.time.time - began < 600, "nobody waits for it until the deadline"
+
+
 def test_zeros_for_a_measurement_leave_the_model_as_it_was_and_the_fallback_serves(make: MakeWorld) -> None:
     setup = make()
     Liar(setup, 1, lambda _, honest: {n: torch.zeros_like(p) for n, p in honest.items()}, phase="unlearn")

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sqlite3
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 from flwr.app import Message
 
 from fedquit.core import ClientId
+from fedquit.flower import sqlite_wipe
 from fedquit.flower.fairness import TRIES, Queue
 from fedquit.flower.identity import fingerprint
 from fedquit.flower.ledger import Erasure
@@ -98,6 +101,161 @@ def test_training_goes_on_without_a_client_that_leaves_and_is_away(make: MakeWor
     assert said.index("training round 4 of 4 (4 replies)") < next(i for i, s in enumerate(said) if "r0001 start" in s)
     assert seen(found) == [(1, "done", "not", True)]
     assert "did not answer before the deadline" in found.erasures[0].reason
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_leaver_that_is_away_does_not_stall_training_that_needs_all_sites(closed: bool, make: MakeWorld) -> None:
+    setup = make()
+    if closed:
+        close(setup)
+    setup.serve(setup.config(train={**TRAIN, "rounds": 1}, min_nodes=5))
+    Inbox(setup.folder / "state").file("hospital-1")
+    setup.node_of(1).online = False
+    began = setup.time.time
+    found = setup.serve(setup.config(train=TRAIN, min_nodes=5))
+    assert found.rounds == 4
+    assert seen(found) == [(1, "done", "not", True)]
+    said = list(lines(setup.folder))
+    assert said.index("training round 4 of 4 (4 replies)") < next(i for i, s in enumerate(said) if "r0001 start" in s)
+    assert setup.time.time - began < 1.2 * HOUR
+
+
+def test_a_site_that_was_revoked_is_erased_at_once(make: MakeWorld) -> None:
+    setup = make()
+    close(setup)
+    setup.serve(setup.config(train={**TRAIN, "rounds": 1}))
+    close(setup, revoked=(4,))
+    Inbox(setup.folder / "state").file("hospital-4")
+    began = setup.time.time
+    found = setup.serve(setup.config(train={**TRAIN, "rounds": 1}, deadline=2 * HOUR))
+    assert seen(found) == [(4, "done", "not", True)]
+    assert found.erasures[0].reason == "client 4 (hospital-4) takes no part any more"
+    assert setup.time.time - began < 60, "it can never answer"
+
+
+def test_others_are_heard_while_one_that_is_away_is_waited_for(make: MakeWorld) -> None:
+    setup = make()
+    config = setup.config(train={**TRAIN, "rounds": 1}, deadline=2 * HOUR)
+    setup.serve(config)
+    Inbox(setup.folder / "state").file("hospital-1")
+    setup.node_of(1).online = False
+    began = setup.time.time
+    filed: list[float] = []
+
+    def wake(now: float) -> None:
+        if now > began + 60 and not filed:
+            filed.append(now)
+            setup.outbox(2).file(positions=[0])
+
+    setup.time.wakes.append(wake)
+    found = setup.serve(config)
+    other = next(e for e in found.erasures if e.client == 2)
+    assert other.status == "done"
+    assert other.attempts[0] - filed[0] < 600, "it was the deadline of the other"
+
+
+def test_a_client_that_does_not_answer_is_left_alone_between_rounds(make: MakeWorld) -> None:
+    setup = make()
+    close(setup)
+    setup.serve(setup.config(train={**TRAIN, "rounds": 1}))
+    state = setup.folder / "state"
+    asked: list[int] = []
+
+    def gives_notice(_client: ClientId) -> None:  # of one more request in every round, and never answers about any
+        asked.append(1)
+        ids = frozenset(f"{i:016x}" for i in range(len(asked)))
+        write_notices(state, {fingerprint(b"public key of 1"): ids})
+        setup.node_of(1).spoil = lambda reply: [] if reply.metadata.message_type.startswith("query") else [reply]
+
+    at_task(setup, "train", gives_notice)
+    setup.serve(setup.config(train={**TRAIN, "rounds": 6}))
+    mute = [line for line in lines(setup.folder) if "did not say who it is" in line]
+    assert 1 <= len(mute) <= 3, "not once a round"
+
+
+# The floor -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_floor_of_a_closed_federation_binds_its_cohorts(make: MakeWorld) -> None:
+    setup = make()
+    close(setup)
+    with pytest.raises(Exception, match="clients-per-round is 1, and the floor of this closed federation is 3"):
+        setup.serve(setup.config(train={**TRAIN, "clients_per_round": 1}))
+    assert setup.trained_by() == set()
+    assert setup.serve(setup.config(train={**TRAIN, "clients_per_round": 3})).rounds == 4
+    for client in (1, 2, 3, 4):
+        setup.node_of(client).spoil = lambda reply: [] if reply.metadata.message_type.startswith("train") else [reply]
+    with pytest.raises(Exception, match="and the floor is 3"):
+        setup.serve(setup.config(train={**TRAIN, "clients_per_round": 3, "rounds": 5}, min_replies=1, timeout=30.0))
+
+
+def test_a_federation_that_was_closed_is_never_open_again(make: MakeWorld) -> None:
+    setup = make()
+    close(setup)
+    setup.serve(setup.config())
+    (setup.folder / "state" / "sites.json").unlink()
+    setup.trained_by()
+    with pytest.raises(Exception, match=r"holds a closed federation and has no sites.json"):
+        setup.serve(setup.config(train=TRAIN))
+    assert setup.trained_by() == set()
+    close(setup)
+    assert setup.serve(setup.config(train=TRAIN)).rounds == 4
+
+
+def test_a_list_that_vanishes_in_a_run_ends_it(make: MakeWorld) -> None:
+    setup = make()
+    close(setup)
+    at_task(setup, "train", lambda _: (setup.folder / "state" / "sites.json").unlink(missing_ok=True))
+    with pytest.raises(Exception, match=r"holds a closed federation and has no sites.json"):
+        setup.serve(setup.config(train=TRAIN))
+
+
+# Files that are kept twice, and traces -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ledger.json", "ledger.copy.json", "clients.json", "clients.copy.json"])
+def test_a_damaged_copy_is_told_of_and_written_anew(name: str, make: MakeWorld) -> None:
+    setup = make()
+    setup.serve(setup.config())
+    path = setup.folder / "state" / name
+    path.write_text("{")
+    setup.serve(setup.config())
+    twin = path.with_name(name.replace(".copy", "") if ".copy" in name else name.replace(".json", ".copy.json"))
+    assert json.loads(path.read_text()) == json.loads(twin.read_text())
+    assert sum(name in line and "look after the disk" in line for line in lines(setup.folder)) == 1
+
+
+def test_a_request_is_not_done_while_flowers_database_cannot_be_wiped(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_wipe, "WAIT", 0.01)
+    monkeypatch.setattr(sqlite_wipe, "PAUSE", 0.01)
+    setup = make()
+    setup.serve(setup.config())
+    database = setup.folder / "state" / sqlite_wipe.FOLDER / sqlite_wipe.DATABASE
+    database.parent.mkdir(parents=True)
+    setup.outbox(1).file()
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("CREATE TABLE message (content TEXT)")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(Exception, match="r0001 cannot be finished"):
+            setup.serve(setup.config())
+        ledger = json.loads((setup.folder / "state" / "ledger.json").read_text())
+        assert (ledger["phase"]["kind"], ledger["entries"][0]["status"]) == ("erase", "recovered")
+        other.execute("ROLLBACK")
+    found = setup.serve(setup.config())
+    assert seen(found) == [(1, "done", "fedquit", False)]
+
+
+def test_a_mute_client_is_warned_of_once_a_day(make: MakeWorld) -> None:
+    setup = make()
+    setup.serve(setup.config())
+    setup.node_of(2).online = False
+    for hours in (25, 1, 1, 24):
+        setup.time.time += hours * HOUR
+        setup.serve(setup.config())
+    warned = [line for line in lines(setup.folder) if "client 2 (hospital-2) was last here" in line]
+    assert [line.partition(" days")[0][-1] for line in warned] == ["1", "2"]
 
 
 def test_several_clients_that_are_away_are_waited_for_together_and_served_as_they_come(make: MakeWorld) -> None:
@@ -479,7 +637,7 @@ def test_a_notice_lets_the_server_ask_a_client_that_is_not_in_the_cohort(make: M
             write_notices(state, {fingerprint(f"public key of {others[0]}".encode()): frozenset([entry.id])})
 
     at_task(setup, "train", notices)
-    found = setup.serve(setup.config(train=one_by_one))
+    found = setup.serve(setup.config(train=one_by_one, floor=1))
     assert [e.status for e in found.erasures] == ["done"]
     said = list(lines(setup.folder))
     asks = next(i for i, line in enumerate(said) if "asks to be forgotten" in line)

@@ -320,11 +320,30 @@ def test_the_judge_bounds_who_stays_and_refuses_who_leaves() -> None:
     judge.require_plausible(distill, START, moved(0.0), leaving=False)
 
 
+def test_a_leaver_that_says_it_has_fewer_examples_than_is_known_does_not_shrink_what_is_expected_of_it() -> None:
+    judge, _ = judged()
+    asked = question(Distill(Local(batch_size=8, lr=0.1)))
+    step = {n: torch.full_like(p, 1.0) for n, p in START.items()}
+    trained = [Reply(c, {n: START[n] + step[n] for n in START}, 80) for c in range(4)]  # 10 steps
+    learn = question(Learn(Local(batch_size=8, lr=0.1)))
+    judge.bounded(learn, START, trained)
+    moved_little = Reply(9, {n: p - 0.01 * step[n] for n, p in START.items()}, 1)
+    judge.require_plausible(asked, START, moved_little, leaving=True)
+    with pytest.raises(RefusedReply, match="did not move"):
+        judge.require_plausible(asked, START, moved_little, leaving=True, known=80)
+    with pytest.raises(RefusedReply, match="says that it has 1 examples, and it was enrolled with 80"):
+        judge.require_plausible(asked, START, moved_little, leaving=True, fewest=80, known=80)
+
+
 def test_the_judge_says_nothing_of_means_and_of_clients_without_examples() -> None:
     judge, memory = judged()
     measure = question(FisherDiagonal())
     assert isinstance(measure.parts[0].task, Measurement)
     judge.require_plausible(measure, START, moved(1e9), leaving=True)
     assert judge.bounded(measure, START, [moved(1e9)])[1] == []
-    judge.require_plausible(question(Distill()), START, moved(0.0, examples=0), leaving=True)
+    judge.require_plausible(question(Distill()), START, moved(0.0, examples=0), leaving=False)
+    with pytest.raises(RefusedReply, match="without an example"):
+        judge.require_plausible(question(Distill()), START, moved(0.0, examples=0), leaving=True)
+    of_retain = dataclasses.replace(question(Distill()), split="retain")  # of a client whose samples are all forgotten
+    judge.require_plausible(of_retain, START, moved(0.0, examples=0), leaving=True)
     assert not memory

@@ -173,6 +173,57 @@ def test_status_of_a_federation_that_is_not_closed_and_is_being_served(make: Mak
     assert {m.name for m in during.members} == {f"hospital-{i}" for i in range(5)}
 
 
+def test_between_two_runs_a_federation_that_stands_is_well(federation: tuple[Project, Path]) -> None:
+    project, state = federation
+    ask(state)
+    ledger = json.loads((state / "ledger.json").read_text())
+    ledger["entries"][-1]["since"] = time.time() - 9 * 86_400
+    for file in (state / "ledger.json", copy_of(state / "ledger.json")):
+        file.write_text(json.dumps(ledger))
+    result = json.loads((state / "result.json").read_text())
+    (state / "result.json").write_text(json.dumps({**result, "next": time.time() + 3600}))
+    project.revoke("hospital-2")
+    with listening(project.settings.port, project.settings.superlink_port), (project.server / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status = status_of(locate(project.folder, state))
+        sentences = told(project, state)
+        shown = run("status", "--project", project.folder).stdout
+    assert (status.serving, status.running) == (True, False)
+    assert status.next == pytest.approx(time.time() + 3600, abs=60)
+    assert not any("no server runs" in sentence or "past its deadline" in sentence for sentence in sentences)
+    assert "no run is in progress: one begins when there is something to do" in shown
+    metrics = exposition(status).decode()
+    assert "fedquit_serving 1.0" in metrics
+    assert "fedquit_run_in_progress 0.0" in metrics
+    days = {member.name: member.certificate_days for member in status.members}
+    assert days["hospital-0"] is not None
+    assert (days["hospital-1"], days["hospital-2"]) == (None, None), "forgotten and revoked: nobody renews these"
+
+
+def test_everything_tells_that_training_pauses_and_the_model_was_withdrawn(federation: tuple[Project, Path]) -> None:
+    project, state = federation
+    paused = "training pauses: 2 may take part, and the floor is 3; it goes on when more are enrolled"
+    ledger = json.loads((state / "ledger.json").read_text())
+    ledger["entries"][-1]["method"] = "withdrawal"
+    for file in (state / "ledger.json", copy_of(state / "ledger.json")):
+        file.write_text(json.dumps(ledger))
+    (state / "model.safetensors").unlink()
+    (state / "result.json").write_text(json.dumps({"paused": paused, "next": None}))
+    status = status_of(locate(project.folder, state))
+    assert (status.paused, status.withdrawn) == (paused, True)
+    printed = json.loads(run("status", "--project", project.folder, "--json").stdout)
+    assert (printed["paused"], printed["withdrawn"]) == (paused, True)
+    words = " ".join(run("status", "--project", project.folder).stdout.split())
+    assert paused in words
+    assert "the model was withdrawn" in words
+    metrics = exposition(status).decode()
+    assert "fedquit_training_paused 1.0" in metrics
+    assert "fedquit_model_withdrawn 1.0" in metrics
+    sentences = told(project, state)
+    assert any(sentence.startswith(paused) for sentence in sentences)
+    assert any("the model was withdrawn" in sentence and "enrol more sites" in sentence for sentence in sentences)
+
+
 def test_status_names_what_is_damaged_and_shows_the_rest(federation: tuple[Project, Path]) -> None:
     project, state = federation
     for file in (state / "ledger.json", copy_of(state / "ledger.json")):
@@ -358,9 +409,7 @@ def test_the_doctor_on_ports_and_locks(federation: tuple[Project, Path]) -> None
     settings = project.settings
     assert any("no server runs for" in sentence for sentence in told(project, state))
     ask(state)
-    assert any(
-        "1 erasure requests wait (r0002), and no server app runs" in sentence for sentence in told(project, state)
-    )
+    assert any("1 erasure requests wait (r0002), and no server runs" in sentence for sentence in told(project, state))
     with listening(settings.port):
         sentences = told(project, state)
     assert any(f"no SuperLink on {settings.superlink_port}: sites get 503" in sentence for sentence in sentences)

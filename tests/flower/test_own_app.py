@@ -165,6 +165,9 @@ def test_the_quickstart_forgets_a_client_and_trains_on_without_it(
     assert stored["untold"] == {}
     (entry,) = Outbox(app.home(2)).entries()
     assert entry.status == "served"
+    for label, state in (("no request", untouched), ("forgotten", forgetful)):  # docs/flower-app.md has these, with -s
+        figures = accuracy(state, x, y), accuracy(state, digits.test_x, digits.test_y)
+        sys.stdout.write("{}: {:.1f} % of the client's images, {:.1f} % of the test images\n".format(label, *figures))
     assert accuracy(forgetful, x, y) < accuracy(untouched, x, y) - 5
     assert accuracy(forgetful, digits.test_x, digits.test_y) > 85
     statistics = {name: buffer for name, buffer in forgetful.named_buffers() if "running_var" in name}

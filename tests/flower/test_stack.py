@@ -174,7 +174,7 @@ def test_nothing_calls_home_and_relative_paths_still_hold(tmp_path: Path, monkey
 def test_without_the_extra_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DeploymentError, match=r"pip install -e '\.\[flower\]' in the clone"):
+    with pytest.raises(DeploymentError, match=r"pip install 'fedquit\[flower\]'"):
         program("flwr")
 
 
@@ -601,7 +601,7 @@ COMMANDS = [["demo"], ["serve", ".", "--state", "s"], ["node", "--superlink", "h
 def test_every_command_names_the_extra(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedquit.flower.deploy.environment.find_spec", lambda _: None)
     told = CliRunner().invoke(app, ["flower", *command])
-    assert str(told.exception) == "this needs Flower: pip install -e '.[flower]' in the clone."
+    assert str(told.exception) == "this needs Flower: pip install 'fedquit[flower]'."
 
 
 class NoStack:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedquit.flower.deploy.errors import DeploymentError
-from fedquit.flower.deploy.standing import FIRST_PAUSE, Standing, keep_open
+from fedquit.flower.deploy.standing import FIRST_PAUSE, NOTICED_RUNS, Standing, keep_open
 from fedquit.flower.membership import FILE as SITES
 from fedquit.flower.notices import unknown_requests, write_notices
 from fedquit.flower.outbox import Inbox
@@ -142,6 +142,57 @@ def test_runs_that_are_lost_later_end_nothing_and_come_more_seldom(tmp_path: Pat
     assert gaps[1] == pytest.approx(2 * FIRST_PAUSE, abs=2 * scene.step)
     assert max(gaps) <= 3600 + 2 * scene.step
     assert sum("no run succeeds: nodes are missing." in line for line in scene.said) == 6
+
+
+def test_a_run_that_was_lost_is_tried_again_when_it_says_so(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, end=3000.0)
+    scene.outcome = iter(["", "the SuperLink is gone.", ""])
+    scene.at[100.0] = partial(write_notices, tmp_path, {"site": frozenset({"aa"})})
+    with pytest.raises(Stopped):
+        scene.keep_open(sweep=YEAR)
+    assert [run // 10 for run in scene.runs] == [0, 10, 16], "the notice is known, and the loss is reason enough"
+    assert "the last run was lost: the app is run again." in scene.said
+
+
+def test_a_file_of_the_operator_that_no_run_takes_does_not_make_it_run_without_end(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, end=7200.0)
+    stuck = tmp_path / "requests" / "stuck.json"
+
+    def cannot_be_read() -> None:
+        stuck.parent.mkdir()
+        stuck.mkdir()  # as a file of another user, which the app can neither read nor remove
+
+    scene.at[10.0] = cannot_be_read
+    scene.at[1000.0] = lambda: Inbox(tmp_path).file("hospital-1")
+    scene.run_once = partial(_takes_files_only, scene)  # type: ignore[method-assign]
+    with pytest.raises(Stopped):
+        scene.keep_open(sweep=3600.0)
+    assert len(scene.runs) <= 10
+    gaps = [b - a for a, b in zip(scene.runs[1:], scene.runs[2:], strict=False)]
+    assert gaps[0] == pytest.approx(FIRST_PAUSE, abs=5)
+    assert any(1000 <= run <= 1005 for run in scene.runs), "a new one is taken at once"
+    assert any("the run did not take stuck.json" in line for line in scene.said)
+
+
+def _takes_files_only(scene: Scene) -> int:
+    scene.runs.append(round(scene.now - 1e9))
+    for file in (scene.state / "requests").glob("*.json"):
+        if file.is_file():
+            file.unlink()
+    return len(scene.runs)
+
+
+def test_notices_of_one_site_lead_to_few_runs_and_of_another_at_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, end=600.0)
+    for i in range(1, 60):
+        notices = {"site": frozenset(f"{j:016x}" for j in range(i))}
+        if i > 50:
+            notices["other"] = frozenset({"aa"})
+        scene.at[i * 10.0] = partial(write_notices, tmp_path, notices)
+    with pytest.raises(Stopped):
+        scene.keep_open(sweep=YEAR)
+    assert len(scene.runs) <= 1 + NOTICED_RUNS.burst + 2
+    assert any(510 <= run <= 515 for run in scene.runs), "the other site does not wait for it"
 
 
 @pytest.mark.parametrize("dead", ["", "the SuperLink ended 20 times"])

@@ -81,6 +81,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     project = new_project(folder / "project")
     site = enrolled(project, folder / "site", "hospital-0")
     revoked = enrolled(project, folder / "revoked", "hospital-1")
+    for name in ("hospital-2", "hospital-3"):  # as many as the floor: with fewer, training pauses and the run ends
+        enrolled(project, folder / name, name)
     foreign = enrolled(new_project(folder / "other"), folder / "foreign", "hospital-0")
     for each in (foreign, revoked):  # they know where the front is, and whom to trust
         (each.folder / "ca.crt").write_bytes((project.folder / "ca.crt").read_bytes())
@@ -193,5 +195,5 @@ def test_a_key_that_the_superlink_does_not_know_by_its_number_is_registered_agai
     node = scene.federation.control.node_of(scene.project.sites["hospital-0"].key_pem)
     assert f"hospital-0 is registered already, as node {node}." in said, "the SuperLink was asked"
     assert node is not None
-    assert json.loads(memo.read_text()) == {fingerprint: node}, "so that it can be unregistered"
+    assert json.loads(memo.read_text())[fingerprint] == node, "so that it can be unregistered"
     assert scene.federation.control.node_of(b"another key") is None

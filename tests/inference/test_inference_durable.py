@@ -109,7 +109,7 @@ def test_the_verdict_names_measure_and_window_and_keeps_what_it_rests_on() -> No
     assert (lasting.word, lasting.margin) == (DURABLE, 4.0)
     assert lasting.reason.startswith(
         "durable: forget accuracy and hold-out accuracy within ±4.0 points of Retrain's 5, 10 and 20 rounds after the "
-        "stop (p = "
+        "stop (p < 0.001)"
     )
     assert lasting.equivalence_p == max(window.equivalence_p or 1.0 for window in lasting.windows.values())
     alone = one(followed(draw, measures=SAMPLES), Margin(4.0))

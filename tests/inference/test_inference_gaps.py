@@ -176,9 +176,42 @@ def test_equivalence_is_the_90_percent_interval_within_the_margin() -> None:
         values = draw.normal(0.5, 1.0, size=5)
         low, high = mean_interval(values, confidence=0.9)
         assert (equivalence_p(values, 1.5) < 0.05) == (low > -1.5 and high < 1.5)
-    assert equivalence_p([1.0, 1.0], 2.0) == 0.0
+    assert equivalence_p([1.0, 1.0], 2.0) == 1 / 4, "no deviation: the sign test's"
+    assert equivalence_p([0.3, 0.1 + 0.2, 0.3, 0.3, 0.3], 2.0) == 1 / 32, "equal up to rounding"
     assert equivalence_p([2.0, 2.0], 2.0) == 1.0
     assert equivalence_p([0.0], 2.0) == 1.0, "one target has no spread over targets"
+
+
+@pytest.mark.parametrize(
+    ("targets", "retrains", "spread"), [(2, 3, 0.5), (3, 2, 0.5), (3, 3, 0.5), (2, 3, 1.0), (3, 3, 1.0), (6, 3, 1.0)]
+)
+def test_equivalence_at_the_margin_errs_in_five_percent_on_a_grid_too(
+    targets: int, retrains: int, spread: float
+) -> None:
+    """Accuracies of 100 examples, in steps of one point: the gaps of few targets often coincide."""
+    draw, studies = np.random.default_rng(28), 3000
+    claimed = []
+    for _ in range(studies):
+        values = draw.normal(50.25, spread, size=(targets, 1 + retrains))
+        values[:, 0] += 2.0
+        claimed.append(equivalence_p(split(np.round(values)).gaps, 2.0) <= 0.05)
+    assert np.mean(claimed) <= 0.05 + tolerance(0.05, studies)
+
+
+def test_gaps_that_coincide_are_no_proof_of_equivalence_with_few_targets() -> None:
+    retrains = [[49.0, 51.0], [49.0, 51.0], [48.0, 52.0], [49.0, 51.0], [47.0, 53.0]]
+    few = GapSample.of([[50.0]] * 3, retrains[:3])
+    verdict = judge({("m", "acc"): few}, Margin(2.0))["m", "acc"]
+    assert (verdict.word, verdict.equivalence_p) == ("cannot tell", 1 / 8)
+    assert verdict.reason.endswith("(p = 0.125); 5 targets would show it in 80 % of studies if there is no gap")
+    enough = GapSample.of([[50.0]] * 5, retrains)
+    assert judge({("m", "acc"): enough}, Margin(2.0))["m", "acc"].word == "equivalent"
+    flat = GapSample.of([[50.0]] * 3, [[50.0, 50.0]] * 3)
+    assert studentised_p(flat, 2.0) == 1.0, "Retrains without a spread measure nothing"
+
+
+def test_a_p_value_reads_as_one() -> None:
+    assert [gaps.rounded_p(p) for p in (0.042, 0.001, 0.0009, 0.0)] == ["p = 0.042", "p = 0.001", *["p < 0.001"] * 2]
 
 
 @pytest.mark.parametrize(("targets", "power"), [(3, 0.44), (5, 0.87), (8, 0.99)])

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from fedquit.audit.metrics import METRICS
 from fedquit.audit.metrics.gaps import avg_gap, gap, judge, paired
 from fedquit.errors import InputError
 from fedquit.inference.gaps import GapSample
+from fedquit.inference.multiplicity import holm
+from fedquit.results.gaps import mean_difference_p
 
 quick = settings(max_examples=40)
 percents = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=12)
@@ -111,12 +114,45 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     assert np.mean([d.bootstrap.covers(1) for d in draws]) > 0.86
 
 
+@pytest.mark.parametrize("targets", [2, 3, 6])
+@pytest.mark.parametrize("step", [1.0, 0.1])
+def test_equal_methods_on_a_grid_are_called_different_in_at_most_5_percent(targets: int, step: float) -> None:
+    """Accuracies of 100 or 1,000 examples with a spread of 1 point: the differences of 2 targets often coincide."""
+    draws = 6000
+    differences = differences_on_a_grid(step, (draws, 1, 1, targets))
+    called = np.mean([mean_difference_p(own) <= 0.05 for own in differences[:, 0]])
+    assert called <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
+
+
+@pytest.mark.parametrize(("targets", "step"), [(2, 0.1), (3, 0.1), (3, 1.0), (6, 1.0)])
+def test_of_sixteen_equal_methods_in_six_measures_on_a_grid_some_pair_is_called_in_at_most_5_percent(
+    targets: int, step: float
+) -> None:
+    """By Holm's rule; in 81 of these studies of 2 targets some differences coincide, and were called at p = 0."""
+    studies = 100
+    differences = differences_on_a_grid(step, (studies, 16, 6, targets))
+    called = np.mean([min(holm([mean_difference_p(own) for own in study])) <= 0.05 for study in differences])
+    assert called <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
+
+
+def differences_on_a_grid(step: float, size: tuple[int, int, int, int]) -> Any:
+    """Of equal methods, by study and pair: the gap of each less that of the first, accuracies in steps."""
+    studies, methods, measures, targets = size
+    draw = np.random.default_rng(2)
+    accuracies = np.round(draw.normal(50, 1, (2, studies, 1 + methods, measures, targets)) / step) * step
+    sizes = np.abs(accuracies[0] - accuracies[1])
+    return (sizes[:, 1:] - sizes[:, :1]).reshape(studies, methods * measures, targets)
+
+
 def test_one_target_proves_nothing_and_equal_differences_need_no_interval() -> None:
     assert not paired([5.0], [1.0]).different
     assert paired([5.0], [1.0]).t.high == math.inf
     same = paired([1.1, 2.1, 3.1], [1.0, 2.0, 3.0])
     assert same.t.low == same.t.high == pytest.approx(0.1)
-    assert same.different
+    assert (same.p, same.different) == (0.25, False), "all eight patterns of signs but two have a smaller mean"
+    six = paired(np.arange(6) + 90.3, np.arange(6) + 90.0)
+    assert (six.p, six.different) == (2.0**-5, True)
+    assert paired([96.2, 94.1, 0.3], [96.2, 94.1, 0.1 + 0.2]).p == 1.0, "equal up to rounding"
     two = paired([1.0, 3.0], [0.0, 0.0])
     assert (two.bootstrap.low, two.bootstrap.high) == (1.0, 3.0)
 

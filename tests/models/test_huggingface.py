@@ -30,6 +30,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2},
     "bert": {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2},
 }
+MODERN = {**SMALL["llama"], "num_key_value_heads": 1, "num_hidden_layers": 1}
+AFTER_THE_HEAD: dict[str, dict[str, Any]] = {  # what these do to the head's output
+    "gemma2": {**MODERN, "head_dim": 4, "query_pre_attn_scalar": 4, "final_logit_softcapping": 0.05},
+    "granite": {**MODERN, "logits_scaling": 8.0},
+    "cohere": {**MODERN, "logit_scale": 0.0625},
+}
 ENCODER = {"head": "classes", "vocab_size": V, "max_position_embeddings": 16}
 
 
@@ -37,8 +43,9 @@ def small(architecture: str, **options: Any) -> FunctionalModel:
     if architecture == "bert":
         options = {**ENCODER, **options}
     classes = 3 if architecture == "bert" else V
+    sizes = {**SMALL, **AFTER_THE_HEAD}[architecture]
     return load_model(
-        "huggingface", (T,), classes, dtype=torch.float64, architecture=architecture, **SMALL[architecture], **options
+        "huggingface", (T,), classes, dtype=torch.float64, architecture=architecture, **{**sizes, **options}
     )
 
 
@@ -55,7 +62,7 @@ def network_of(model: FunctionalModel) -> Any:
     return model.build().network
 
 
-@pytest.mark.parametrize("architecture", SMALL)
+@pytest.mark.parametrize("architecture", [*SMALL, *AFTER_THE_HEAD])
 def test_a_call_is_what_transformers_computes_with_its_own_mask(architecture: str) -> None:
     model = small(architecture, pad=0)
     params = model.init(4)
@@ -78,6 +85,7 @@ def test_engines_agree(architecture: str, lora: dict[str, Any]) -> None:
     if lora:
         pytest.importorskip("peft", reason="needs the extra `peft`")
     model, data = small(architecture, pad=0, **lora), texts(architecture)
+    model.settle(data.x)
     assert (model.training is not None) == (architecture != "llama")
     start = model.init(3)
     tasks: tuple[Task, ...] = (Learn(Local(batch_size=3, lr=0.3)), Distill(Local(batch_size=3, lr=0.3)))
@@ -107,6 +115,43 @@ def test_the_chunked_loss_is_the_one_of_the_logits() -> None:
     expected = distillation_loss(model(params, x), model(start, x), y, u, **options)  # type: ignore[arg-type]
     torch.testing.assert_close(losses, expected)
     assert small("bert").projection(small("bert").init(0), x) is None
+
+
+@pytest.mark.parametrize("architecture", AFTER_THE_HEAD)
+def test_a_network_with_a_step_after_its_head_does_not_project(architecture: str) -> None:
+    """And engines agree on its own logits, in training and in unlearning."""
+    model, data = small(architecture, pad=0), texts(architecture)
+    start = model.init(3)
+    assert model.projection(start, data.x[:2]) is None
+    for task in (Learn(Local(batch_size=3, lr=0.3)), Distill(Local(batch_size=3, lr=0.3))):
+        ask = Ask(task, (0, 1, 2), "all", {"start": start}, Address(1, "train"))
+        for one, other in zip(
+            SequentialEngine(model, data, {}).run(ask), StackedEngine(model, data, {}).run(ask), strict=True
+        ):
+            for n, p in one.params.items():  # their norms compute in float32, whatever the network's dtype
+                torch.testing.assert_close(other.params[n], p, rtol=0, atol=1e-7)
+
+
+def test_a_soft_cap_that_a_new_network_never_reaches_is_seen() -> None:
+    for cap, projects in ((30.0, False), (None, True)):
+        assert network_projects(small("gemma2", final_logit_softcapping=cap)) == projects
+    assert network_projects(small("gpt2"))
+    assert network_projects(small("llama"))
+    assert not network_projects(small("bert"))
+
+
+def network_projects(model: FunctionalModel) -> bool:
+    return model.projection(model.init(0), texts("gpt2").x[:1]) is not None
+
+
+def test_an_adapter_on_the_head_counts() -> None:
+    pytest.importorskip("peft", reason="needs the extra `peft`")
+    model = small("gpt2", lora=2, lora_targets="lm_head", tie_word_embeddings=False)
+    x, start = texts("gpt2").x[:2], model.init(0)
+    assert model.projection(start, x) is None
+    moved = {n: p + ("lora_B" in n) for n, p in start.items()}
+    assert sorted(n.split(".")[-3] for n in start) == ["lora_A", "lora_B"]
+    assert not torch.allclose(model(moved, x), model(start, x))
 
 
 def test_adapters_alone_are_trained_and_sent() -> None:

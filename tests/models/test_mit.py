@@ -212,7 +212,7 @@ def test_without_a_network_it_says_what_to_do(
 
 def test_without_the_extra_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(InputError, match=r"pip install -e '\.\[transformers\]' in the clone\.$"):
+    with pytest.raises(InputError, match=r"pip install 'fedquit\[transformers\]'\.$"):
         load_model("mit_b0", SHAPE, 7)
 
 

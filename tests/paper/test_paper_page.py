@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from fedquit.cli import app
 from fedquit.errors import InputError
 from fedquit.paper.beside import Difference, differences, load_notes
+from fedquit.paper.findings import HOLDS, judge, load_claims
 from fedquit.paper.numbers import Key, load_paper
 from fedquit.paper.page import PaperPage, build_page
 from fedquit.paper.records import Measured, Records, Series, Source, load_records
@@ -40,6 +41,21 @@ def test_the_readme_says_what_holds_and_what_does_not_in_the_words_of_the_page(p
     first_screen = readme[:3000]
     for sentence in page.lead:
         assert sentence in first_screen
+
+
+def test_the_lead_says_what_the_error_rate_is_of_and_what_was_not_tested(page: PaperPage) -> None:
+    paper, records = load_paper(), load_records(RESULTS)
+    findings = [judge(claim, paper, records) for claim in load_claims()]
+    counted = [finding for finding in findings if finding.word == HOLDS and finding.claim.counted]
+    assert f"({len(counted)} by counted costs, without a test)" in page.lead[0]
+    assert "each at an error rate of 5 % over the clients of one training" in page.lead[0]
+
+
+def test_a_refuted_finding_says_which_of_its_numbers_are_not_the_papers(page: PaperPage) -> None:
+    lines = [line for line in page.markdown.splitlines() if "| does not hold |" in line]
+    assert [line.count("is itself not the paper's: ") for line in lines] == [1]
+    assert "Our FedOSD is itself not the paper's: 36.9 in place of 49.5 ‡." in lines[0]
+    assert page.markdown.count("is itself not the paper's") == 1
 
 
 def test_every_difference_beyond_the_spread_has_a_note(page: PaperPage) -> None:

@@ -190,9 +190,10 @@ def test_every_quantity_of_the_page_is_named_here() -> None:
 
 def test_paired_differences_have_one_rule() -> None:
     inside, outside = Interval(1.0, -1.0, 3.0), Interval(1.0, 0.5, 3.0)
-    assert Paired(outside, outside).different
-    assert not Paired(outside, inside).different
-    assert not Paired(inside, outside).different
+    assert Paired(outside, outside, p=0.01).different
+    assert not Paired(outside, outside, p=0.06).different
+    assert not Paired(outside, inside, p=0.01).different
+    assert not Paired(inside, outside, p=0.01).different
     stored = {"mean": 1.0, "low": 0.5, "high": 3.0, "units": 4, "different": True, "p": 0.01}
     assert PairedDifference.read(stored) == PairedDifference(1.0, 0.5, 3.0, None, None, 4, different=True, p=0.01)
     older = {key: value for key, value in stored.items() if key != "p"}

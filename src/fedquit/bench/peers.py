@@ -52,9 +52,7 @@ def fastest_threads(setting: Setting) -> Iterator[None]:
 def require(peer: Peer) -> None:
     """Refuse a framework that is not there."""
     if importlib.util.find_spec(peer.package) is None:
-        raise InputError(
-            f"{peer.package} is not installed: pip install -e '.[bench]' in the clone, or leave it out of --peers."
-        )
+        raise InputError(f"{peer.package} is not installed: pip install 'fedquit[bench]', or leave it out of --peers.")
 
 
 def _loss(module: torch.nn.Module, dataset: Any, at: torch.Tensor) -> torch.Tensor:  # noqa: ANN401

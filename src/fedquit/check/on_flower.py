@@ -19,7 +19,7 @@ TOLERANCE = 1e-12  # a client computes the same there; what adds up the replies 
 def why_not(method: Method) -> str:
     """Why a method cannot be tried on Flower here; "" where it can."""
     if find_spec("flwr") is None:
-        return "the extra `flower` is not installed: pip install 'fedquit[flower]', or '.[flower]' in a clone"
+        return "the extra `flower` is not installed: pip install 'fedquit[flower]'"
     if method.knows_request:
         return "with these options training must know the request in advance, which nobody does in a real federation"
     return ""

@@ -30,12 +30,13 @@ NEEDED_FOR = {
     "transformers": "MiT-B0 and Hugging Face models",
     "ray": "fedquit study run --workers ray",
     "peft": "LoRA adapters",
+    "pandas": "to_pandas of results",
 }
 LITTLE = 2e9  # bytes of disk below which a training may not fit
 
 
 @dataclass(frozen=True)
-class Finding:
+class Observation:
     """One thing that was looked at.
 
     Attributes:
@@ -60,51 +61,55 @@ def doctor(
 
     Exit code 1 where something must be mended.
     """
-    findings = [
+    observations = [
         *_installed(),
         *_computing(),
         *_disks({"results": folder, "data": _data(data_dir)}),
         *_data_sets(_data(data_dir)),
     ]
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        typer.echo(json.dumps([asdict(observation) for observation in observations]))
     else:
-        screen.print(_table(findings))
-        for finding in findings:
-            if finding.next_step:
-                screen.print(f"{finding.what}: {finding.next_step}", **PLAIN)
-    if any(finding.state == "problem" for finding in findings):
+        screen.print(_table(observations))
+        for observation in observations:
+            if observation.next_step:
+                screen.print(f"{observation.what}: {observation.next_step}", **PLAIN)
+    if any(observation.state == "problem" for observation in observations):
         raise typer.Exit(1)
 
 
-def _table(findings: Iterable[Finding]) -> Table:
+def _table(observations: Iterable[Observation]) -> Table:
     table = Table(**LOOK)
     for column in ("what", "state", "details"):
         table.add_column(column, overflow="fold")
-    for finding in findings:
-        table.add_row(escape(finding.what), f"[{COLOURS[finding.state]}]{finding.state}[/]", escape(finding.details))
+    for observation in observations:
+        table.add_row(
+            escape(observation.what),
+            f"[{COLOURS[observation.state]}]{observation.state}[/]",
+            escape(observation.details),
+        )
     return table
 
 
-def _installed() -> Iterator[Finding]:
+def _installed() -> Iterator[Observation]:
     from fedquit.results.study_folder import code_name
     from fedquit.utils.version import code_version
 
-    yield Finding(
+    yield Observation(
         "fedquit", "ok", f"{code_name(code_version())}, Python {platform.python_version()} ({sys.executable})"
     )
     try:
         lines = metadata.requires("fedquit") or []
     except metadata.PackageNotFoundError:
-        yield Finding("packages", "absent", "fedquit is not installed here", "run `pip install -e .` in the clone.")
+        yield Observation("packages", "absent", "fedquit is not installed here", "run `pip install -e .` in the clone.")
         return
     required = [Requirement(line) for line in lines]
-    yield from requirement_findings(required, "", "the packages that every command needs")
+    yield from requirement_observations(required, "", "the packages that every command needs")
     for extra, purpose in NEEDED_FOR.items():
-        yield from requirement_findings(required, extra, purpose)
+        yield from requirement_observations(required, extra, purpose)
 
 
-def requirement_findings(required: Iterable[Requirement], extra: str, purpose: str) -> Iterator[Finding]:
+def requirement_observations(required: Iterable[Requirement], extra: str, purpose: str) -> Iterator[Observation]:
     """Compare the packages of an extra, or those that have no extra, with what is installed.
 
     Args:
@@ -131,12 +136,12 @@ def requirement_findings(required: Iterable[Requirement], extra: str, purpose: s
     what = f"extra {extra}" if extra else "packages"
     install = f"run `pip install 'fedquit[{extra}]'`." if extra else "run `pip install fedquit` again."
     if wrong:
-        yield Finding(what, "problem", f"{'; '.join(wrong)}: for {purpose}", install)
+        yield Observation(what, "problem", f"{'; '.join(wrong)}: for {purpose}", install)
     elif absent:
         state: State = "absent" if extra else "problem"
-        yield Finding(what, state, f"{', '.join(absent)} not installed: for {purpose}", install)
+        yield Observation(what, state, f"{', '.join(absent)} not installed: for {purpose}", install)
     else:
-        yield Finding(what, "ok", ", ".join(there))
+        yield Observation(what, "ok", ", ".join(there))
 
 
 def _belongs(one: Requirement, extra: str) -> bool:
@@ -146,21 +151,23 @@ def _belongs(one: Requirement, extra: str) -> bool:
     return one.marker.evaluate({"extra": extra}) and (not extra or not one.marker.evaluate({"extra": ""}))
 
 
-def _computing() -> Iterator[Finding]:
+def _computing() -> Iterator[Observation]:
     import torch
 
     threads = f"{torch.get_num_threads()} threads of {os.cpu_count()} cores"
     if not torch.cuda.is_available():
         why = "this torch was built without CUDA" if torch.version.cuda is None else "no GPU is seen by the driver"
-        yield Finding("device", "ok", f"CPU, {threads}; {why}; engine auto: stacked or threaded, by the network's size")
+        yield Observation(
+            "device", "ok", f"CPU, {threads}; {why}; engine auto: stacked or threaded, by the network's size"
+        )
         return
     name, total = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
-    yield Finding("device", "ok", f"{name}, {total / 1e9:.0f} GB, {threads}; engine auto: stacked, in bf16")
+    yield Observation("device", "ok", f"{name}, {total / 1e9:.0f} GB, {threads}; engine auto: stacked, in bf16")
     try:
-        yield Finding("kernels", "ok", f"Triton {metadata.version('triton')}")
+        yield Observation("kernels", "ok", f"Triton {metadata.version('triton')}")
     except metadata.PackageNotFoundError:
         advice = "install the Triton that belongs to your torch; without it ResNet-18 runs several times slower."
-        yield Finding("kernels", "problem", "a GPU without Triton", advice)
+        yield Observation("kernels", "problem", "a GPU without Triton", advice)
 
 
 def _data(data_dir: Path | None) -> Path:
@@ -169,25 +176,25 @@ def _data(data_dir: Path | None) -> Path:
     return data_folder(data_dir)
 
 
-def _disks(folders: dict[str, Path]) -> Iterator[Finding]:
+def _disks(folders: dict[str, Path]) -> Iterator[Observation]:
     for name, folder in folders.items():
         there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
         free = shutil.disk_usage(there).free
         if not os.access(there, os.W_OK):
-            yield Finding(f"disk of {name}", "problem", f"{there} cannot be written", "choose another folder.")
+            yield Observation(f"disk of {name}", "problem", f"{there} cannot be written", "choose another folder.")
         elif free < LITTLE:
-            yield Finding(f"disk of {name}", "problem", f"{free / 1e9:.1f} GB free in {there}", "make room.")
+            yield Observation(f"disk of {name}", "problem", f"{free / 1e9:.1f} GB free in {there}", "make room.")
         else:
-            yield Finding(f"disk of {name}", "ok", f"{free / 1e9:.0f} GB free in {there}")
+            yield Observation(f"disk of {name}", "ok", f"{free / 1e9:.0f} GB free in {there}")
 
 
-def _data_sets(folder: Path) -> Iterator[Finding]:
+def _data_sets(folder: Path) -> Iterator[Observation]:
     from fedquit.data.published import PUBLISHED
 
     here = [name for name, published in PUBLISHED.items() if published.source.place(folder).exists()]
     absent = [name for name in PUBLISHED if name not in here]
     if here:
-        yield Finding("data sets", "ok", f"{', '.join(here)} in {folder}; `fedquit data check` verifies them")
+        yield Observation("data sets", "ok", f"{', '.join(here)} in {folder}; `fedquit data check` verifies them")
     if absent:
         advice = f"run `fedquit data get {absent[0]}` where a recipe needs it; the demo needs none."
-        yield Finding("data sets", "absent", f"{', '.join(absent)} not in {folder}", advice)
+        yield Observation("data sets", "absent", f"{', '.join(absent)} not in {folder}", advice)

@@ -123,7 +123,16 @@ def _show(current: Status) -> None:
     planned = "" if current.rounds is None else f" of {current.rounds}"
     since = "" if current.progress is None else f", the last stored {_ago(now - current.progress)}"
     _say(f"{timestamp(now)}  state {current.state}")
-    _say(f"server app {_word(current.serving)}, front {_word(current.front)}, SuperLink {_word(current.superlink)}")
+    _say(f"server {_word(current.serving)}, front {_word(current.front)}, SuperLink {_word(current.superlink)}")
+    run = {True: "a run is in progress", False: "no run is in progress: one begins when there is something to do"}
+    if current.serving and current.running is not None:
+        _say(run[current.running])
+    if current.paused:
+        _say(current.paused)
+    if current.withdrawn:
+        _say("the model was withdrawn: an erasure left too few members to recover it")
+    if current.next is not None and current.next > now:
+        _say(f"the next request that waits can be started at {timestamp(current.next)}")
     _say(f"phase {current.phase or 'none yet'}: {current.trained}{planned} training rounds are done{since}")
     if current.needed is not None:
         _say(f"{current.here} members are here, a round needs {current.needed}")

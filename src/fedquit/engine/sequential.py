@@ -120,7 +120,7 @@ def run_client(model: Model, task: Task, mine: Examples, sent: Sent, seed: int) 
     begun = task.begin(sent)
     params = weights_of(begun)
     statistics = statistics_of(begun)
-    form = training_form(model) if task.augments else None
+    form = training_form(model, mine.x) if task.augments else None
     slots = {s: {n: torch.zeros_like(p) for n, p in params.items()} for s in optimizer.slots}
     watched = task.monitor_start(begun) if monitored else {}
     losses = []

@@ -76,6 +76,7 @@ class ThreadedEngine:
 
     def __post_init__(self) -> None:
         generator_lock = Lock()
+        training_form(self.model, self.data.x)  # before the copies are made
         for _ in range(self.workers):
             self._models.put(ThreadModel(copy.deepcopy(self.model), generator_lock))
 

@@ -27,8 +27,16 @@ from fedquit.engine.plan import network_uniforms
 from fedquit.errors import InputError
 
 
-def training_form(model: Model) -> Model | None:
-    """Return the network as ordinary training computes it; None where that is how it is evaluated."""
+def training_form(model: Model, x: Tensor | None = None) -> Model | None:
+    """Return the network as ordinary training computes it; None where that is how it is evaluated.
+
+    Args:
+        model: The network.
+        x: Examples, on which a network that cannot tell otherwise is tried once.
+    """
+    settle = getattr(model, "settle", None)
+    if settle is not None and x is not None:
+        settle(x)
     return getattr(model, "training", None)
 
 
@@ -223,9 +231,19 @@ class TrainingOps(OperatorOverride):
         return (self.step.uniforms(x.shape) < (x if p is None else p)).to(x.dtype)
 
     def bernoulli_(self, x: Tensor, p: float | Tensor = 0.5, **_: Any) -> Tensor:  # noqa: ANN401
-        """As `torch.Tensor.bernoulli_`."""
+        """As `torch.Tensor.bernoulli_`; in `vmap` it is a new tensor, since one made inside cannot hold all clients'.
+
+        The given tensor is then filled with NaN, so that a network that reads it cannot go on with old numbers.
+        """
         self._require_batch_first(x.shape)
-        return x.copy_(self.step.uniforms(x.shape) < p)
+        drawn = (self.step.uniforms(x.shape) < p).to(x.dtype)
+        wrapped = _C._functorch.is_functorch_wrapped_tensor
+        if not wrapped(drawn) or wrapped(x):
+            return x.copy_(drawn)
+        if not x.is_floating_point():
+            raise InputError(f"the network calls bernoulli_ on a tensor of {x.dtype}: draw with torch.rand instead.")
+        x.fill_(torch.nan)
+        return drawn
 
     # BatchNorm.
 
@@ -314,6 +332,14 @@ _plain_multi_head_attention = types.FunctionType(
 
 _UNCOVERED: Mapping[str, Callable[..., Any]] = {
     "rrelu": functional.rrelu,
+    "torch.rrelu": torch.rrelu,
+    "torch.dropout": torch.dropout,
+    "torch.feature_dropout": torch.feature_dropout,
+    "torch.alpha_dropout": torch.alpha_dropout,
+    "torch.feature_alpha_dropout": torch.feature_alpha_dropout,
+    "gumbel_softmax": functional.gumbel_softmax,
+    "fractional_max_pool2d": functional.fractional_max_pool2d_with_indices,
+    "fractional_max_pool3d": functional.fractional_max_pool3d_with_indices,
     "alpha_dropout": functional.alpha_dropout,
     "feature_alpha_dropout": functional.feature_alpha_dropout,
     "randn": torch.randn,
@@ -325,6 +351,13 @@ _UNCOVERED: Mapping[str, Callable[..., Any]] = {
     "normal": torch.normal,
     "normal_": Tensor.normal_,
     "uniform_": Tensor.uniform_,
+    "random_": Tensor.random_,
+    "exponential_": Tensor.exponential_,
+    "log_normal_": Tensor.log_normal_,
+    "cauchy_": Tensor.cauchy_,
+    "geometric_": Tensor.geometric_,
+    "poisson": torch.poisson,
+    "binomial": torch.binomial,
 }
 
 

@@ -81,8 +81,8 @@ class RunResult:
 
     @property
     def rows(self) -> Sequence[Row]:
-        """One for each phase of each request, with the fields of `results.json`."""
-        return self.results.rows
+        """One for each phase of each request, with the fields of `results.json` as every view shows them."""
+        return self.results.judged_rows
 
     @property
     def folder(self) -> Path:

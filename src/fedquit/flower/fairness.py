@@ -32,6 +32,7 @@ class Queue:
     patient: bool  # whether nobody else would be kept waiting by a client that does not answer
     began: float = 0.0  # when this server was started (Unix time)
     grace: float = 0.0  # seconds that a client has at least after that
+    revoked: Collection[ClientId] = ()  # who takes no part any more, and can never answer
 
     def _starts(self, client: ClientId) -> set[float]:
         """When requests of a client were started; those that are served as one count once."""
@@ -40,6 +41,8 @@ class Queue:
 
     def is_overdue(self, entry: Erasure) -> bool:
         """Whether a client has had its time, so that the request is served without it."""
+        if entry.client in self.revoked:
+            return True
         last_moment = max(entry.since + self.deadline, self.began + self.grace)
         untried = not entry.attempts and entry.client in self.here
         return self.now >= last_moment and not untried

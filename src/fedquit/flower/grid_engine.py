@@ -72,7 +72,7 @@ class GridEngine:
     phase_number: int
     timeout: float  # seconds for an answer
     min_replies: int = 0  # replies that a round needs; 0: half of those asked
-    floor: int = 0  # replies with examples without which nothing is averaged, where so many are asked
+    floor: int = 0  # replies with examples without which nothing is averaged
     required: frozenset[ClientId] = frozenset()  # clients that must answer: those that leave
     deadline: float = math.inf  # Unix time until which the required clients are asked again
     grace: float = LAST_TRY  # seconds that they have at least, also when the server comes back after the deadline
@@ -120,6 +120,7 @@ class GridEngine:
             hopeless = [c for c in to_ask if this_round.invalid[c] >= TRIES]
             if hopeless:
                 raise Unreachable(f"{self._titles(hopeless)} gave no answer that can be used, {TRIES} times", hopeless)
+            self._require_members(to_ask)
             if to_ask:
                 tries += 1
                 self._require_nobody_waits([c for c in to_ask if not this_round.invalid[c]])
@@ -172,8 +173,17 @@ class GridEngine:
         counted = replace(reply, examples=self.presence.counted(client, reply.examples))
         if self.judge is not None:
             base = this_round.expected.like
-            leaving = client in self.required
-            self.judge.require_plausible(this_round.ask, base, counted, leaving=leaving, said=reply.examples)
+            whole = client in self.required and self.serving.get(client, wire.Serving()).kind == "client"
+            fewest = self.presence.fewest(client) if whole else 0
+            self.judge.require_plausible(
+                this_round.ask,
+                base,
+                counted,
+                leaving=client in self.required,
+                said=reply.examples,
+                fewest=fewest,
+                known=max(fewest, self.presence.roster[client].examples) if whole else 0,
+            )
         return counted
 
     def _question(self, ask: Ask, client: ClientId) -> wire.Question:
@@ -206,7 +216,14 @@ class GridEngine:
         while self._clock.now() < until and not any(c in self.presence.here for c in offline):
             self._clock.sleep(min(LONGEST_POLL, until - self._clock.now()))
             self.presence.refresh()
+            self._require_members(offline)
             self._require_nobody_waits(offline)
+
+    def _require_members(self, clients: Sequence[ClientId]) -> None:
+        """Raise `Unreachable` for clients that were revoked: they can never answer."""
+        revoked = self.presence.revoked().intersection(clients)
+        if revoked:
+            raise Unreachable(f"{self._titles(sorted(revoked))} takes no part any more", sorted(revoked))
 
     def _require_nobody_waits(self, silent: Sequence[ClientId]) -> None:
         """Raise `Silent` where somebody else would have to wait for these clients."""
@@ -222,7 +239,8 @@ class GridEngine:
         needed = min(self.min_replies or math.ceil(len(optional) / 2), len(optional))
         answered = sum(c in replies for c in optional)
         counted = sum(c in replies and replies[c].examples > 0 for c in optional)
-        if counted < self.floor <= len(optional):
+        # Beside a client that leaves a method may ask a few others something, which is no mean of theirs alone.
+        if optional and counted < self.floor and (not self.required or self.floor <= len(optional)):
             raise TooFewReplies(
                 f"{counted} of {len(optional)} clients gave an answer that counts in {this_round.place}, and the "
                 f"floor is {self.floor}: look at the log for why."

@@ -152,7 +152,8 @@ class Intake:
                     ready = [e for e in ready if e.client != clients[0]]
                     continue
             if overdue:
-                reason = f"{self._roster[clients[0]].title} did not answer before the deadline"
+                why = "takes no part any more" if clients[0] in queue.revoked else "did not answer before the deadline"
+                reason = f"{self._roster[clients[0]].title} {why}"
                 turn = replace(turn, fallback=True, reason=turn.reason or reason)
             return NextTurn(turn, self._names(turn, of_one_kind))
         return None

@@ -7,6 +7,7 @@ is judged here is what a well-formed reply may still do to the model of all. Eac
 | rule | consequence |
 |---|---|
 | `counted_examples`: no more examples than the operator agreed, less those erased | the reply counts for fewer |
+| `require_examples`: a client that leaves has some, and as a whole no fewer than were agreed | the reply is refused |
 | `permitted_step`: no further than optimizer, rate and steps allow | the reply is refused |
 | `longest_step`: no further than 4 times what the cohort does | the update is scaled down |
 | `is_idle`: a client that unlearns must move | the reply is refused |
@@ -41,6 +42,7 @@ from fedquit.core import (
     Task,
 )
 from fedquit.core.params import dot, norm, sub
+from fedquit.core.types import is_monitored
 from fedquit.engine import Ask
 from fedquit.errors import FedquitError
 
@@ -76,6 +78,27 @@ def counted_examples(said: int, enrolled: int | None, erased: int = 0) -> int:
         What the client says, but no more than was enrolled and is left: n is its weight in the mean.
     """
     return said if enrolled is None else min(said, max(0, enrolled - erased))
+
+
+def require_examples(ask: Ask, said: int, counted: int, fewest: int) -> None:
+    """Refuse the reply of a client that leaves if it says that it has fewer examples than it must have.
+
+    A reply without examples would count for nothing in a mean, and yet be the answer of methods that take no mean; with
+    few of them, few steps would be expected.
+
+    Args:
+        ask: what the client was asked.
+        said: the number of examples that it says it has.
+        counted: the number that it counts for; 0 for one that takes no part any more.
+        fewest: that it may say; 0 where nobody has agreed on a number, or only some samples are forgotten.
+    """
+    if not counted and any(part.split != "retain" for part in ask.parts):
+        raise RefusedReply("it answers without an example that counts, and so it has not unlearned")
+    if said < fewest:
+        raise RefusedReply(
+            f"it says that it has {said} examples, and it was enrolled with {fewest} that are not erased: it must "
+            "unlearn them all, unless the operator agrees on another number"
+        )
 
 
 # How far a reply may be from what was sent.
@@ -118,8 +141,16 @@ def _with_decay(way: float, decay: float, size: float) -> float:
     return (way + decay * size) / (1 - decay) if decay < 1 else math.inf
 
 
-def planned_steps(ask: Ask, reply: Reply) -> int:
-    """How many steps of training a reply has behind it, by its number of examples or by what it says of its parts."""
+def planned_steps(ask: Ask, reply: Reply, known: int = 0) -> int:
+    """How many steps of training a reply has behind it, by its number of examples or by what it says of its parts.
+
+    Args:
+        ask: what the client was asked.
+        reply: its reply.
+        known: the examples that it must have used, whatever it says; a task that may end early takes what it says.
+    """
+    if known > reply.examples and not any(is_monitored(part.task) for part in ask.parts):
+        return sum(p.task.local.steps(known) for p in ask.parts if not isinstance(p.task, Measurement))
     if reply.efforts:
         parts = zip(ask.parts, reply.efforts, strict=True)
         return sum(effort.steps for part, effort in parts if not isinstance(part.task, Measurement))
@@ -392,7 +423,15 @@ class Judge:
         self._log = log
 
     def require_plausible(
-        self, ask: Ask, base: Params, reply: Reply, *, leaving: bool, said: int | None = None
+        self,
+        ask: Ask,
+        base: Params,
+        reply: Reply,
+        *,
+        leaving: bool,
+        said: int | None = None,
+        fewest: int = 0,
+        known: int = 0,
     ) -> None:
         """Refuse what no client that did as it was asked can have sent.
 
@@ -402,17 +441,22 @@ class Judge:
             reply: a well-formed reply.
             leaving: whether the client is to be forgotten by this answer.
             said: the number of examples that the client says it has; None where that is what it counts for.
+            fewest: the number that a client which leaves may say, see `require_examples`.
+            known: the number that it is known to have, which its steps are counted by; 0 where it is not known.
 
         Raises:
             RefusedReply: with the reason.
         """
-        if not _trains(ask) or not reply.examples:
+        stated = reply.examples if said is None else said
+        if leaving:
+            require_examples(ask, stated, reply.examples, fewest)
+        if not _trains(ask) or not (reply.examples or leaving):
             return
         update = _update(reply, base)
         start = {n: base[n] for n in update}
-        require_permitted(ask, update, start, reply, reply.examples if said is None else said)
-        if leaving and planned_steps(ask, reply):
-            measured = self._measured(ask, update, reply)
+        require_permitted(ask, update, start, reply, stated)
+        if leaving and (steps := planned_steps(ask, reply, known)):
+            measured = self._measured(ask, update, reply, steps)
             self._log({"event": "unlearning", "client": reply.client, **_rounded(measured)})
             require_unlearned(measured)
 
@@ -462,14 +506,14 @@ class Judge:
         length, steps, rate, adaptive = (statistics.median(column) for column in zip(*rounds, strict=True))
         return Pace(length, steps, rate, adaptive > 0.5)
 
-    def _measured(self, ask: Ask, update: Params, reply: Reply) -> Unlearning:
+    def _measured(self, ask: Ask, update: Params, reply: Reply, steps: int) -> Unlearning:
         kept = self._memory.get(f"update/{reply.client}")
         opposes = all(part.task.opposes_training for part in ask.parts)
         angle = None
         if kept is not None and opposes and update.keys() == ask.sent.get("start", {}).keys():
             angle = cosine(sketch(update), kept["sketch"])
         size = sum(p.numel() for p in update.values())
-        least, most = expected_lengths(ask, planned_steps(ask, reply), size, self.pace)
+        least, most = expected_lengths(ask, steps, size, self.pace)
         return Unlearning(float(norm(update)), least, most, angle)
 
 

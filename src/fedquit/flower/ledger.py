@@ -17,7 +17,7 @@ from typing import Any, Literal
 from fedquit.core import ClientId, Request
 from fedquit.errors import StoreError
 from fedquit.flower.outbox import WITHDRAWN, Kind, Receipt, now
-from fedquit.flower.roster import read_irreplaceable
+from fedquit.flower.roster import mend_irreplaceable, read_irreplaceable
 from fedquit.flower.twice import kept, write_json_twice
 from fedquit.running.lifecycle import Life, Phase
 from fedquit.running.membership import Membership
@@ -77,20 +77,25 @@ class Ledger:
     Args:
         state: the server's state folder.
         claim: what must be the same whenever the folder is used again.
+        say: takes a sentence where a damaged ledger was read from its copy.
+
+    Attributes:
+        closed: whether the federation has, or ever had, a list of sites.
     """
 
-    def __init__(self, state: Path, claim: Mapping[str, Any]) -> None:
+    def __init__(self, state: Path, claim: Mapping[str, Any], say: Callable[[str], None] = lambda _: None) -> None:
         self.path = state / "ledger.json"
         self.entries: dict[str, Erasure] = {}
         self.phase = Phase()
         self.erased: frozenset[ClientId] = frozenset()
         self.federation = secrets.token_hex(8)
+        self.closed = False
         if kept(self.path):
-            self._load(claim)
+            self._load(claim, say)
         self._claim = dict(claim)
 
-    def _load(self, claim: Mapping[str, Any]) -> None:
-        content = read_irreplaceable(self.path)
+    def _load(self, claim: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        content = mend_irreplaceable(self.path, dict, say)
         if content.get("schema") != SCHEMA:
             raise StoreError(f"{self.path} is of another version of fedquit: go on with that version.")
         differing = sorted(k for k in claim if content["claim"].get(k) != claim[k])
@@ -99,6 +104,7 @@ class Ledger:
                 f"{self.path.parent} holds a federation with another {' and '.join(differing)}: set them as they were, "
                 "or take another state folder."
             )
+        self.closed = bool(content["claim"].get("closed"))
         self.federation = content["federation"]
         self.erased = frozenset(content["erased"])
         for entry in content["entries"]:
@@ -116,7 +122,7 @@ class Ledger:
         content = {
             "schema": SCHEMA,
             "federation": self.federation,
-            "claim": self._claim,
+            "claim": {**self._claim, "closed": self.closed},
             "phase": dataclasses.asdict(self.phase),
             "erased": sorted(self.erased),
             "entries": [dataclasses.asdict(e) for e in self.entries.values()],

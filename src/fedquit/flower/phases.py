@@ -14,7 +14,7 @@ from fedquit.audit.canaries import NATURAL, fields_of
 from fedquit.core import ClientId, Model, Params, Reply, Request, State, Trained
 from fedquit.core.method import Method
 from fedquit.engine import Ask
-from fedquit.errors import FedquitError, NoExamplesError, UnreachableError
+from fedquit.errors import FedquitError, NoExamplesError, StoreError, UnreachableError
 from fedquit.flower.client import ClientData
 from fedquit.flower.config import ServerConfig, needed_nodes
 from fedquit.flower.fairness import Queue
@@ -45,7 +45,8 @@ from fedquit.running.session import Progress, Session, advance, place_of
 from fedquit.running.store import Bounds, Journal, StateFile
 
 Evaluate = Callable[[Params], float]
-TRIES = 3  # of a round that too few clients answered
+TRIES = 3  # of a round that too few clients answered, and of wiping Flower's database
+SWEEP_WHILE_WAITING = 300.0  # seconds after which everybody is asked for requests while clients that are away wait
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Phases:
         self._training = parts.config.training
         self._failures = 0  # rounds in a row that too few clients answered
         self._began = parts.clock.now()
+        self._swept_all = self._began  # when everybody was asked for requests while one was waited for (Unix time)
         self._swept: set[str] = set()  # requests that sites have given notice of and that were asked for
 
     @property
@@ -154,7 +156,9 @@ class Phases:
             finished = done >= self._training.rounds
             paused = self.paused
             due = self._config.sweep and done % self._config.sweep == 0 and done > phase.trained
-            if due or finished or paused:
+            if finished or paused:
+                self._nodes.sweep(self.life.membership.active, also_mute=True)
+            elif due:
                 self._nodes.sweep(self.life.membership.active)
             else:
                 self._nodes.sweep(self._noticed())
@@ -169,10 +173,13 @@ class Phases:
     def _noticed(self) -> list[ClientId]:
         """The clients whose sites have given notice of a request that the ledger does not know, each asked once."""
         unknown = unknown_requests(self._folder.path, self._ledger.entries.values())
-        fresh = {key: requests - self._swept for key, requests in unknown.items()}
-        self._swept |= set().union(*fresh.values())
-        members = [self._roster.by_key(f"key:{key}") for key, requests in fresh.items() if requests]
-        return [member.number for member in members if member is not None]
+        noticed = []
+        for key, requests in unknown.items():
+            member = self._roster.by_key(f"key:{key}")
+            if member is not None and requests - self._swept and not self._nodes.is_mute(member.number):
+                self._swept |= requests
+                noticed.append(member.number)
+        return noticed
 
     def _say_trained(self, done: int, replies: int, state: State) -> None:
         accuracy = self.accuracy(state)
@@ -196,23 +203,37 @@ class Phases:
             patient and len({e.client for e in self._ledger.waiting}) <= 1,
             self._began,
             self._grace,
+            self._nodes.revoked(),
         )
 
     def wait_for_turn(self) -> bool:
         """Wait until a request can be served whose client is away, since there is nothing else to do.
 
         Returns:
-            Whether one can be served now; False where none waits, or only such whose client must wait for its turn.
+            Whether there is something to do: one can be served now, or training pauses or need not pause any more.
+            False where none waits, or only such whose client must wait for its turn.
         """
+        paused = bool(self.paused)
         queue = self.queue(patient=True)
         if queue.waits_for_clients and not queue.ready():
             self._say(f"{', '.join(e.id for e in self._ledger.waiting)} wait for clients that are away")
         while queue.waits_for_clients and not queue.ready():
             self._parts.clock.sleep(LONGEST_POLL)
-            self._nodes.sweep(self._noticed())
+            self._sweep_while_waiting()
             self._intake.take()
+            if bool(self.paused) != paused:
+                return True
             queue = self.queue(patient=True)
         return bool(queue.ready())
+
+    def _sweep_while_waiting(self) -> None:
+        """Ask those that have given notice of a request, and everybody who may answer now and then."""
+        now = self._parts.clock.now()
+        if now - self._swept_all >= SWEEP_WHILE_WAITING:
+            self._swept_all = now
+            self._nodes.sweep([c for c in self.life.membership.active if c not in self.life.required])
+        else:
+            self._nodes.sweep(self._noticed())
 
     @property
     def _grace(self) -> float:
@@ -383,13 +404,11 @@ class Phases:
 
     def _nobody_else_waits(self) -> bool:
         """Whether training is over, and no other request waits: only then may a silent client be waited for."""
-        others = {e.client for e in self._ledger.waiting} - set(self.life.requested.clients)
         trained = self._ledger.phase.trained >= self._training.rounds
-        return trained and not others and not self._intake.operator_waits and not self._noticed_others()
-
-    def _noticed_others(self) -> bool:
-        unknown = unknown_requests(self._folder.path, self._ledger.entries.values())
-        return any(requests - self._swept for requests in unknown.values())
+        if not trained or self._intake.operator_waits:
+            return False
+        self._sweep_while_waiting()
+        return not {e.client for e in self._ledger.waiting} - set(self.life.requested.clients)
 
     def _postpone(self, reason: str, silent: Collection[ClientId]) -> None:
         """Let training go on: who is silent is tried again later, and the others are served before."""
@@ -511,12 +530,25 @@ class Phases:
         memory.close()
         served = [e.id for e in self._ledger.serving if e.open]
         if served:
-            self._folder.wipe_messages(self._say)
+            if not self._folder.wipe_messages(self._say):
+                return self._erase_later(served)
+            self._failures = 0
             self._ledger.change(served, lambda e: e.now("done"))
         self._ledger.follow(life.resume_training())
         self._ledger.save()
         if served:
             self._say(f"{', '.join(served)} done")
+        return True
+
+    def _erase_later(self, served: Sequence[str]) -> bool:
+        """Keep the phase: a request is not done while Flower's database holds what was sent for it."""
+        self._failures += 1
+        if self._failures >= TRIES:
+            raise StoreError(
+                f"{', '.join(served)} cannot be finished: Flower's database cannot be rewritten without what it has "
+                "deleted. See to its disk and to who else uses it; a run tries it again."
+            )
+        self._parts.clock.sleep(PATIENCE)
         return True
 
     # What the phases have in common.
@@ -570,24 +602,29 @@ class Phases:
         too_few = self._too_few(left_out)
         if too_few:
             raise _TooFewStay(too_few)
-        needed = self._needed(left_out)
+        leaving = {e.client for e in self._ledger.waiting if e.kind == "client"}
         # A client that did not answer when its request was tried: training goes on without it.
         postponed = {e.client for e in self._ledger.waiting if e.kind == "client" and e.attempts}
 
         def here() -> list[ClientId]:
             return sorted(c for c in self._nodes.here if c not in left_out and c not in postponed)
 
+        def needed() -> int:
+            """Nor is one waited for that is about to leave and away."""
+            return self._needed({*left_out, *postponed, *(leaving - self._nodes.here.keys())})
+
         def missing() -> str:
-            if len(here()) >= needed:
+            if len(here()) >= needed():
                 return "one that has examples"
             known = [m.title for c, m in sorted(self._roster.members.items()) if c not in {*left_out, *here()}]
-            return ", ".join(known[:8]) or f"{needed - len(here())} nodes that have never been here"
+            return ", ".join(known[:8]) or f"{needed() - len(here())} nodes that have never been here"
 
         def able() -> list[ClientId]:
             return [c for c in here() if self._roster[c].examples]
 
-        what = f"the round needs {needed} nodes that may take part"
-        self._nodes.wait(lambda: len(here()) >= needed and bool(able()), what, missing, self._config.wait)
+        self._nodes.refresh()
+        what = f"the round needs {needed()} nodes that may take part"
+        self._nodes.wait(lambda: len(here()) >= needed() and bool(able()), what, missing, self._config.wait)
         # Who leaves is not waited for here: it has a deadline of its own.
         stage.session.present = self.life.askable(able())
 

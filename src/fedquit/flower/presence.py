@@ -91,10 +91,20 @@ class Presence:
         self.here = {self._clients[node]: node for node in sorted(nodes) if node in self._clients}
         self.roster.note_seen(self.here, now)
 
-    def sweep(self, clients: Sequence[ClientId]) -> None:
-        """Ask these clients, as far as they are online, for pending requests, and send them their verdicts."""
+    def is_mute(self, client: ClientId) -> bool:
+        """Whether a client is online, did not answer a moment ago, and is left alone for a while."""
+        backoff = self._backoffs.get(self.here[client]) if client in self.here else None
+        return backoff is not None and backoff.until > self.transport.clock.now()
+
+    def sweep(self, clients: Sequence[ClientId], *, also_mute: bool = False) -> None:
+        """Ask these clients, as far as they are online, for pending requests, and send them their verdicts.
+
+        Args:
+            clients: whom to ask.
+            also_mute: whether those as well that did not answer a moment ago: everybody waits for them.
+        """
         self.refresh()
-        asked = {self.here[c]: c for c in clients if c in self.here}
+        asked = {self.here[c]: c for c in clients if c in self.here and (also_mute or not self.is_mute(c))}
         for node, body in self._query(list(asked), dict(asked)):
             client = asked[node]
             try:
@@ -121,6 +131,15 @@ class Presence:
     def counted(self, client: ClientId, said: int) -> int:
         """How many of the examples that a client says it has count."""
         return _counted(said, self.enrolled(client), self.roster[client])
+
+    def fewest(self, client: ClientId) -> int:
+        """How many examples a client must have used when it leaves: those it was enrolled with and has not erased.
+
+        0 where the federation is not closed, or the client has not said yet how many it has erased.
+        """
+        member = self.roster[client]
+        enrolled = self.enrolled(client)
+        return 0 if enrolled is None or member.before_erasure else _counted(enrolled, enrolled, member)
 
     def wait(self, enough: Callable[[], bool], what: str, missing: Callable[[], str], timeout: float) -> None:
         """Wait until enough nodes are online.
@@ -213,6 +232,7 @@ class Presence:
             except wire.InvalidMessage as error:
                 self._back_off(message.node, str(error))
             else:
+                self._backoffs.pop(message.node, None)
                 yield message.node, body
 
     def _back_off(self, node: int, reason: str) -> None:

@@ -17,10 +17,11 @@ from typing import Any
 from fedquit.core import ClientId
 from fedquit.errors import RequestError, StoreError
 from fedquit.flower.outbox import now
-from fedquit.flower.twice import kept, read_json_either, write_json_twice
+from fedquit.flower.twice import kept, read_json_either, read_json_mended, write_json_twice
 from fedquit.utils.files import read_json, write_json
 
 SEEN = "seen.json"
+HOLDS = "who is who, and who must never take part again"  # the files that are kept twice
 
 
 JOINED, FORGOTTEN, REVOKED, RETURNED = "joined", "forgotten", "revoked", "returned"
@@ -69,15 +70,25 @@ def _in_order(identity: Identity) -> tuple[str, int, str]:
 
 def read_irreplaceable(path: Path, kind: type = dict) -> Any:  # noqa: ANN401 - JSON is anything
     """The content of a file that must never be begun anew: it says who takes part no more."""
-    return read_json_either(path, "who is who, and who must never take part again", kind)
+    return read_json_either(path, HOLDS, kind)
+
+
+def mend_irreplaceable(path: Path, kind: type, say: Callable[[str], None]) -> Any:  # noqa: ANN401 - JSON is anything
+    """The same for the server itself: a copy that is damaged is told of and written anew."""
+    return read_json_mended(path, HOLDS, kind, say)
 
 
 class Roster:
-    """All clients that ever were, on disk."""
+    """All clients that ever were, on disk.
 
-    def __init__(self, state: Path) -> None:
+    Args:
+        state: the server's state folder.
+        say: takes a sentence where a damaged list was read from its copy.
+    """
+
+    def __init__(self, state: Path, say: Callable[[str], None] = lambda _: None) -> None:
         self.path = state / "clients.json"
-        listed = read_irreplaceable(self.path, list) if kept(self.path) else []
+        listed = mend_irreplaceable(self.path, list, say) if kept(self.path) else []
         self.members: dict[ClientId, Member] = {m["number"]: _member(m) for m in listed}
         self.seen = read_seen(state)
         self._seen_path = state / SEEN

@@ -15,6 +15,7 @@ the files.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -35,7 +36,8 @@ from fedquit.flower.config import ServerConfig
 from fedquit.flower.intake import Intake
 from fedquit.flower.ledger import Erasure, Ledger
 from fedquit.flower.log_lines import printable
-from fedquit.flower.membership import read_membership
+from fedquit.flower.membership import FILE as SITES
+from fedquit.flower.membership import Membership, read_membership
 from fedquit.flower.phases import Evaluate, Phases, ServerParts
 from fedquit.flower.presence import Presence
 from fedquit.flower.roster import Roster
@@ -46,7 +48,8 @@ from fedquit.running.lifecycle import has_been_trained
 from fedquit.running.store import locked, save_params
 from fedquit.utils.files import write_json
 
-MUTE_DAYS = 1.0  # without a client, after which the operator is warned of it in each run
+DAY = 86_400.0  # seconds
+MUTE_DAYS = 1.0  # without a client, after which the operator is warned of it once a day
 STATUS = 120.0  # seconds in which a node must say who it is; a process starts for that
 
 
@@ -131,19 +134,18 @@ class _Server:
         require_covered(config.build_method(), self.initial)
         self.clock = clock
         self.folder = StateFolder(state, self.say)
-        self.ledger = Ledger(state, {"seed": config.run_seed, "network": fingerprint(self.initial)})
-        self.roster = Roster(state)
+        self.ledger = Ledger(state, {"seed": config.run_seed, "network": fingerprint(self.initial)}, self.say)
+        self.roster = Roster(state, self.say)
         self.intake = Intake(state, self.ledger, self.roster, config, self.say, clock.now)
         transport = Transport(grid, self.say, clock)
         seconds = min(config.timeout, STATUS)
-        sites = partial(read_membership, state)
         self.nodes = Presence(
             transport,
             self.roster,
             self.intake.hear,
             self.ledger.verdicts,
             seconds,
-            sites,
+            self.sites,
             receipts=self.ledger.receipts,
             federation=self.ledger.federation,
         )
@@ -163,6 +165,16 @@ class _Server:
         )
         self.phases = Phases(parts)
 
+    def sites(self) -> dict[str, Membership] | None:
+        """Who takes part now, in a closed federation; one that was closed is never open again."""
+        listed = read_membership(self.folder.path)
+        if listed is None and self.ledger.closed:
+            raise StoreError(
+                f"{self.folder.path} holds a closed federation and has no {SITES}, which says who may take part: start "
+                "`fedquit flower serve --project`, which writes it."
+            )
+        return listed
+
     def say(self, sentence: str) -> None:
         """Tell the operator, and keep it: on one line, whatever a client has put into it."""
         text = printable(sentence)
@@ -172,13 +184,14 @@ class _Server:
     def run(self) -> ServerResult:
         """Go on from where the ledger says until all rounds are trained and no request waits."""
         self._begin()
-        self.folder.note_settings(self.config.noted)
+        last_start = self.folder.last_start
+        self.folder.note_settings(self.config.noted, self.clock.now())
         self.folder.clean(self.ledger.phase)
         if self.ledger.phase.kind == "erase":
             self.phases.erase()  # before any node is met: a client that asks is told of what is done
         self.nodes.refresh()
         self._note_standing()
-        self._warn_of_mute_clients(self.clock.now())
+        self._warn_of_mute_clients(self.clock.now(), last_start)
         while True:
             while self.phases.go_on():
                 pass
@@ -193,17 +206,35 @@ class _Server:
     def _note_standing(self) -> None:
         self.roster.note_standing(self.ledger.erased, self.nodes.revoked())
 
-    def _warn_of_mute_clients(self, now: float) -> None:
-        """Name the clients that have not been here for long: requests of theirs would reach nobody."""
+    def _require_floor(self) -> None:
+        """A closed federation notes that it is one, and averages nothing of fewer than the floor."""
+        if self.sites() is None:
+            return
+        if not self.ledger.closed:
+            self.ledger.closed = True
+            if kept(self.ledger.path):
+                self.ledger.save()
+        cohort, floor = self.config.training.clients_per_round, self.config.floor_of(closed=True)
+        if 0 < cohort < floor:
+            raise InputError(
+                f"fedquit.train.clients-per-round is {cohort}, and the floor of this closed federation is {floor}: ask "
+                "at least so many in a round, or 0 for all."
+            )
+
+    def _warn_of_mute_clients(self, now: float, last_start: float | None) -> None:
+        """Name the clients that have not been here for long, once a day: requests of theirs would reach nobody."""
         gone = {*self.ledger.erased, *self.nodes.revoked(), *self.nodes.here}
         for client in sorted(self.roster.members.keys() - gone):
-            days = (now - self.roster.seen.get(client, now)) / 86_400
-            if days >= MUTE_DAYS:
+            last_seen = self.roster.seen.get(client, now)
+            days = (now - last_seen) / DAY
+            warned = 0.0 if last_start is None else (last_start - last_seen) / DAY
+            if days >= MUTE_DAYS and math.floor(days) > math.floor(warned):
                 title = self.roster[client].title
                 self.say(f"warning: {title} was last here {days:.0f} days ago: a request of its owner reaches nobody")
 
     def _begin(self) -> None:
         """The first model, then the ledger: where there is a ledger there is a model."""
+        self._require_floor()
         first = self.folder.model(self.ledger.phase)
         has_ledger = kept(self.ledger.path)
         has_clients = kept(self.roster.path)

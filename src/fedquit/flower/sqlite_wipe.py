@@ -20,15 +20,18 @@ WAIT = 3.0  # seconds for a lock; less than a SuperLink waits for one
 PAUSE = 1.0  # seconds between two tries
 
 
-def wipe_traces(database: Path, say: Callable[[str], None]) -> None:
+def wipe_traces(database: Path, say: Callable[[str], None]) -> bool:
     """Rewrite a database without the rows that were deleted from it; a SuperLink may be using it.
 
     Args:
         database: the SQLite file; nothing happens if it does not exist.
         say: takes one sentence for the operator, if the database stays locked.
+
+    Returns:
+        Whether nothing that was deleted is left.
     """
     if not database.exists():
-        return
+        return True
     for tries_left in reversed(range(TRIES)):
         try:
             _rewrite(database)
@@ -36,8 +39,9 @@ def wipe_traces(database: Path, say: Callable[[str], None]) -> None:
             if not tries_left:
                 say(f"{database} may still hold messages that Flower has deleted ({error}): it is tried again later.")
         else:
-            return
+            return True
         time.sleep(PAUSE if tries_left else 0)
+    return False
 
 
 def _rewrite(database: Path) -> None:

@@ -6,6 +6,7 @@ Every step is on disk before the next. No checkpoint from before an unlearning s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedquit.errors import StoreError
 from fedquit.flower import membership, notices
 from fedquit.flower.log_lines import timestamp
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
@@ -21,10 +23,12 @@ from fedquit.flower.wire import PHASE_PLACES
 from fedquit.running.lifecycle import Phase
 from fedquit.running.session import Event
 from fedquit.running.store import END, Bounds, DiskMemory, Journal, PrefixedMemory
-from fedquit.utils.files import append_line, remove_half_written, write_json
+from fedquit.utils.files import append_line, read_json, remove_half_written, write_json
 from fedquit.utils.version import package_version
 
 SETTINGS = "settings.json"
+PUBLISHED = "model.safetensors"  # the model at the end of a run
+SERVE_LOCK = f"{FOLDER}/.lock"  # held by `fedquit flower serve` of a federation that is not closed
 OF_OPERATOR = (membership.FILE, notices.FILE)  # which `fedquit flower serve` writes here at any time
 
 
@@ -93,16 +97,23 @@ class StateFolder:
     @property
     def published(self) -> Path:
         """The model at the end of a run."""
-        return self.path / "model.safetensors"
+        return self.path / PUBLISHED
 
     @property
     def result(self) -> Path:
         """What a run led to, as JSON."""
         return self.path / "result.json"
 
-    def note_settings(self, config: Mapping[str, Any]) -> None:
+    def note_settings(self, config: Mapping[str, Any], started: float) -> None:
         """Write with which settings and version the server runs now, for the operator's commands."""
-        write_json(self.path / SETTINGS, {"fedquit": package_version(), "started": time.time(), "config": dict(config)})
+        write_json(self.path / SETTINGS, {"fedquit": package_version(), "started": started, "config": dict(config)})
+
+    @property
+    def last_start(self) -> float | None:
+        """When the server was started the last time before `note_settings` (Unix time); None if that is not known."""
+        with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):
+            return float(read_json(self.path / SETTINGS)["started"])
+        return None
 
     def append(self, event: Event) -> None:
         """Add a line to the log, with the time."""
@@ -121,6 +132,6 @@ class StateFolder:
         if phase.kind in ("recover", "erase"):  # a model that was withdrawn goes to `erase` without a recovery
             self.published.unlink(missing_ok=True)
 
-    def wipe_messages(self, say: Callable[[str], None]) -> None:
-        """Wipe what Flower's own database still holds of messages that it has deleted."""
-        wipe_traces(self.path / FOLDER / DATABASE, say)
+    def wipe_messages(self, say: Callable[[str], None]) -> bool:
+        """Wipe what Flower's own database still holds of messages that it has deleted; whether that succeeded."""
+        return wipe_traces(self.path / FOLDER / DATABASE, say)

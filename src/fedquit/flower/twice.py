@@ -69,6 +69,25 @@ def read_json_either(path: Path, holds: str, kind: type = dict, say: Say = lambd
         return content
 
 
+def read_json_mended(path: Path, holds: str, kind: type = dict, say: Say = lambda _: None) -> Any:  # noqa: ANN401 - JSON is anything
+    """Read what `write_json_twice` wrote, and write whichever of the two differs anew.
+
+    For the one process that may write there. A kill between the two writes leaves an older copy; a bad sector leaves
+    one that cannot be read, and the operator is told.
+    """
+    content = read_json_either(path, holds, kind, say)
+    for file in (path, copy_of(path)):
+        try:
+            is_same = _read(file, kind) == content
+        except StoreError:
+            is_same = False
+            if file != path:
+                say(f"{file} cannot be read and is written anew from {path.name}: look after the disk.")
+        if not is_same:
+            write_json(file, content)
+    return content
+
+
 def _read(path: Path, kind: type) -> Any:  # noqa: ANN401 - JSON is anything
     content = read_json(path)
     if not isinstance(content, kind):

@@ -116,13 +116,13 @@ def _worded(verdict: DurableVerdict, samples: Mapping[Window, GapSample], asked:
         gap = verdict.windows[window_field((measure, end))].gap or 0.0
         points = f"{gap:+.1f} points".replace("-", "−")
         where = f"{asked.names[measure]} differs from Retrain's {end} rounds after the stop"
-        reason = f"{NOT_DURABLE}: {where} ({points}, p = {rounded_p(verdict.p)})"
+        reason = f"{NOT_DURABLE}: {where} ({points}, {rounded_p(verdict.p)})"
         return replace(verdict, word=NOT_DURABLE, reason=reason)
     if verdict.equivalence_p is not None and verdict.equivalence_p <= LEVEL:
         ends = _listed([str(end) for end in asked.ends])
         names = _listed([asked.names[measure] for measure in asked.measures(samples)])
         within = f"{names} within ±{verdict.margin:.1f} points of Retrain's {ends} rounds after the stop"
-        reason = f"{DURABLE}: {within} (p = {rounded_p(verdict.equivalence_p)})"
+        reason = f"{DURABLE}: {within} ({rounded_p(verdict.equivalence_p)})"
         return replace(verdict, word=DURABLE, reason=reason)
     return replace(verdict, word=CANNOT_TELL, reason=f"{CANNOT_TELL}: {_why(verdict, samples, asked)}")
 

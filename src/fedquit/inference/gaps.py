@@ -45,6 +45,7 @@ _LISTED = 50_000  # arrangements of one target that are listed; beyond, so many 
 _LIKELY = 50  # targets or Retrains that somebody may run
 _MOST = 200  # targets or Retrains: larger sizes are not proposed
 _TYPICAL = 2.0  # the gap, in standard deviations of Retrain, that a study should find
+_EQUAL = 1e-9  # points; what rounding makes of equal numbers is less, and no accuracy differs by so little
 
 Floats = npt.NDArray[np.float64]
 
@@ -296,6 +297,12 @@ def seed_blocks_p(sample: GapSample) -> float:
     return float((statistics >= statistics[0] * (1 - 1e-9)).mean())
 
 
+def coincide(values: npt.ArrayLike) -> bool:
+    """Whether all numbers are the same up to rounding: their deviation then says nothing of the spread of others."""
+    known = np.asarray(values, dtype=np.float64)
+    return float(np.ptp(known)) <= _EQUAL * max(1.0, float(np.abs(known).max()))
+
+
 def mean_interval(gaps: npt.ArrayLike, *, confidence: float = 0.95) -> tuple[float, float]:
     """Student's interval of the mean signed gap over independent targets; unbounded with fewer than two.
 
@@ -334,6 +341,9 @@ def prediction_interval(retrain: npt.ArrayLike, *, runs: int = 1, confidence: fl
 def equivalence_p(gaps: npt.ArrayLike, margin: float) -> float:
     """The p-value of two one-sided tests: at most 0.05 where the 90 % interval of the mean lies in (-margin, margin).
 
+    Gaps that coincide, as accuracies of few examples often do, have no deviation that a t test could use. Then it is
+    the sign test's p-value, 1/2^T within the margin: so often T symmetric gaps around the margin all lie below it.
+
     Args:
         gaps: The signed gap of each of at least two independent targets.
         margin: In the unit of the gaps, fixed before the runs.
@@ -344,16 +354,17 @@ def equivalence_p(gaps: npt.ArrayLike, margin: float) -> float:
     from scipy.special import stdtr
 
     inside = margin - abs(float(values.mean()))
+    if coincide(values):
+        return 2.0 ** -len(values) if inside > _EQUAL else 1.0
     error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    if error == 0:
-        return 0.0 if inside > 0 else 1.0
     return float(stdtr(len(values) - 1, -inside / error))
 
 
 def studentised_p(sample: GapSample, k: float) -> float:
     """The p-value of "the root-mean-square gap is k standard deviations of Retrain or more" (Wellek).
 
-    It needs normal values with the same spread for method, Retrain and all targets.
+    It needs normal values with the same spread for method, Retrain and all targets. Retrains without any spread give 1:
+    there is nothing to count the gap in.
 
     Args:
         sample: With as many runs and as many Retrains, two at least, for each target.
@@ -369,8 +380,8 @@ def studentised_p(sample: GapSample, k: float) -> float:
     scale = 1 / sample.runs + 1 / retrains
     variance = sample.retrain_variance
     size = float((sample.gaps**2).mean())
-    if variance == 0:
-        return 0.0 if size == 0 else 1.0
+    if variance <= _EQUAL**2:
+        return 1.0
     return float(ncf.cdf(size / (variance * scale), targets, targets * (retrains - 1), targets * k**2 / scale))
 
 
@@ -481,9 +492,9 @@ def targets_for_equivalence(deviation: float, margin: float, hypotheses: int = 1
         margin: In the same unit.
         hypotheses: How many tests are corrected together.
     """
-    if deviation == 0:
-        return 2
     level = LEVEL / hypotheses
+    if deviation <= _EQUAL:
+        return math.ceil(-math.log2(level))  # gaps that coincide: 1/2^T
     return _first(2, lambda targets: equivalence_power(targets, deviation, margin, level) >= POWER)
 
 
@@ -621,19 +632,19 @@ def _worded(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> Ga
     if verdict.p is not None and verdict.p <= LEVEL:
         within = verdict.equivalence_p is not None and verdict.equivalence_p <= LEVEL
         note = f"; its mean over targets is within ±{verdict.margin:.1f} points all the same" if within else ""
-        return replace(verdict, word=DIFFERS, reason=f"differs from Retrain (p = {rounded_p(verdict.p)}){note}")
+        return replace(verdict, word=DIFFERS, reason=f"differs from Retrain ({rounded_p(verdict.p)}){note}")
     if verdict.equivalence_p is not None and verdict.equivalence_p <= LEVEL and margin is not None:
         kind = "root-mean-square gap" if margin.studentised else "mean gap"
         own = f", {margin.size:g} standard deviations of Retrain" if margin.studentised else ""
         size = f"the {kind} lies within ±{verdict.margin:.1f} points{own}"
-        reason = f"equivalent: {size} (p = {rounded_p(verdict.equivalence_p)})"
+        reason = f"equivalent: {size} ({rounded_p(verdict.equivalence_p)})"
         return replace(verdict, word=EQUIVALENT, reason=reason)
     return replace(verdict, word=CANNOT_TELL, reason=f"cannot tell: {why_not(verdict, sample, margin)}")
 
 
 def rounded_p(value: float) -> str:
-    """A p-value with three digits, as in "0.042" and "below 0.001"."""
-    return f"{value:.3f}" if value >= 0.0005 else "below 0.001"
+    """A p-value with three digits, as in "p = 0.042" and "p < 0.001"."""
+    return f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
 
 
 def why_not(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> str:
@@ -679,7 +690,7 @@ def _enough(targets: int, runs: int, hypotheses: int, retrains: int = 3, *, shar
 def _not_shown(verdict: GapVerdict, sample: GapSample, margin: Margin | None) -> str:
     """Sizes would do, and the numbers do not decide."""
     p = rounded_p(1.0 if verdict.p is None else verdict.p)
-    shown = f"no difference is shown (p = {p}), and that is no proof of none"
+    shown = f"no difference is shown ({p}), and that is no proof of none"
     if sample.shared:
         return f"{shown}; equivalence needs an Original of its own for each target"
     if margin is None:
@@ -688,7 +699,7 @@ def _not_shown(verdict: GapVerdict, sample: GapSample, margin: Margin | None) ->
         uneven = margin.studentised and not sample.balanced
         needs = "as many runs and as many Retrains of every target" if uneven else "3 targets, or 2 with 3 Retrains"
         return f"{shown}; an equivalence within {margin} needs {needs}; {_would_find(verdict, sample)}"
-    missed = f"nor is an equivalence within ±{verdict.margin:.1f} points (p = {rounded_p(verdict.equivalence_p)})"
+    missed = f"nor is an equivalence within ±{verdict.margin:.1f} points ({rounded_p(verdict.equivalence_p)})"
     if margin.studentised or not verdict.margin:
         return f"{shown}, {missed}; {_would_find(verdict, sample)}"
     deviation = float(sample.gaps.std(ddof=1))

@@ -194,11 +194,11 @@ def _worded(verdict: LeavingVerdict, sample: LeavingSample, margin: Margin | Non
     within = verdict.equivalence_p is not None and verdict.equivalence_p <= LEVEL
     if verdict.p is not None and verdict.p <= LEVEL:
         note = f"; its mean is within ±{verdict.margin:.1f} points of Natural's all the same" if within else ""
-        reason = f"{DIFFERS_FROM_LEAVING} (p = {rounded_p(verdict.p)}){note}"
+        reason = f"{DIFFERS_FROM_LEAVING} ({rounded_p(verdict.p)}){note}"
         return replace(verdict, word=DIFFERS_FROM_LEAVING, reason=reason)
     if within and verdict.equivalence_p is not None:
         size = f"the mean difference lies within ±{verdict.margin:.1f} points"
-        reason = f"{NO_BENEFIT}: {size} (p = {rounded_p(verdict.equivalence_p)})"
+        reason = f"{NO_BENEFIT}: {size} ({rounded_p(verdict.equivalence_p)})"
         return replace(verdict, word=NO_BENEFIT, reason=reason)
     return replace(verdict, word=CANNOT_TELL, reason=f"{CANNOT_TELL}: {_why_not(verdict, sample, margin)}")
 
@@ -214,11 +214,11 @@ def _why_not(verdict: LeavingVerdict, sample: LeavingSample, margin: Margin | No
         smallest = f"the smallest p of {counted(differences, 'difference')} is {2.0 ** (1 - differences):.2g}"
         tests = f"{verdict.hypotheses} tests together need" if verdict.hypotheses > 1 else "the test needs"
         return f"{smallest}, and {tests} {LEVEL / verdict.hypotheses:.2g}; it takes {ways}{own}"
-    shown = f"no difference from leaving is shown (p = {rounded_p(verdict.p)}), and that is no proof of none"
+    shown = f"no difference from leaving is shown ({rounded_p(verdict.p)}), and that is no proof of none"
     if verdict.equivalence_p is None or verdict.margin is None:
         kind = "in points" if margin is not None and margin.studentised else "that is fixed beforehand"
         return f"{shown}; “{NO_BENEFIT}” needs a margin {kind}, and 2 targets or seeds"
-    missed = f"nor an equivalence within ±{verdict.margin:.1f} points (p = {rounded_p(verdict.equivalence_p)})"
+    missed = f"nor an equivalence within ±{verdict.margin:.1f} points ({rounded_p(verdict.equivalence_p)})"
     unit = "seeds" if sample.shared or sample.targets == 1 else "targets"
     deviation = float(sample.units.std(ddof=1))
     enough = targets_for_equivalence(deviation, verdict.margin, verdict.hypotheses)

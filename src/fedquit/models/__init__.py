@@ -30,6 +30,7 @@ from fedquit.errors import InputError
 from fedquit.models.huggingface import huggingface
 from fedquit.models.lstm import char_lstm
 from fedquit.models.mit import mit_b0
+from fedquit.models.randomness import random_states, sources_drawn_from
 from fedquit.models.resnet import resnet18
 from fedquit.models.small import cnn, mlp
 from fedquit.utils.names import imported, lookup, refuse_unknown_options
@@ -68,6 +69,7 @@ class FunctionalModel:
     look: Preprocessing = AS_STORED
     _module: nn.Module = field(init=False, repr=False, compare=False)  # lends its forward, never its weights
     _training: nn.Module | None = field(init=False, repr=False, compare=False)  # the same in training mode
+    _settled: bool = field(init=False, repr=False, compare=False)  # whether `_training` is known to be needed or not
     _constants: dict[tuple[torch.device, torch.dtype], Params] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -78,8 +80,10 @@ class FunctionalModel:
         module = self._built(seed=0)
         refuse_unsuitable(module)  # in the numbers it came in: another dtype would hide what is complex or shared
         module = _without_counters(module.to(self.dtype))
-        training = _in_training_mode(module) if any(map(_trains_differently, module.modules())) else None
-        object.__setattr__(self, "_training", training)
+        known = all(map(_is_known, module.modules()))
+        stateless = known and not any(map(_trains_differently, module.modules()))
+        object.__setattr__(self, "_training", None if stateless else _in_training_mode(module))
+        object.__setattr__(self, "_settled", known)
         object.__setattr__(self, "_module", _without_randomness(module))
 
     def signature(self) -> str:
@@ -106,8 +110,61 @@ class FunctionalModel:
 
     @property
     def training(self) -> TrainingForm | None:
-        """The network as ordinary training computes it, where that differs: with dropout and batch statistics."""
+        """The network as ordinary training computes it, where that differs: with dropout and batch statistics.
+
+        A module with layers of one's own has this form until `settle` has seen that it needs none.
+        """
         return TrainingForm(self) if self._training is not None else None
+
+    def settle(self, x: Tensor) -> None:
+        """Run the module once in both modes, to learn whether training mode draws or computes anything else.
+
+        Engines call it before they train; a module of torch's own layers alone needs no look.
+
+        Args:
+            x: examples, of which at most two are used.
+
+        Raises:
+            InputError: for random numbers in evaluation, for those that torch does not draw, and for buffers that
+                training changes.
+        """
+        if self._settled or self._training is None or len(x) == 0:
+            return
+        x = torch.cat([x[:2], x[:2]])[:2].cpu()  # two: one example has no variance
+        evaluated, drawn, _ = self._tried(self._module, x)
+        if drawn:
+            raise InputError(
+                f"the model draws random numbers ({drawn[0]}) where it is evaluated: draw them only in training, as in "
+                "F.dropout(x, p, self.training)."
+            )
+        trained, drawn, changed = self._tried(self._training, x)
+        if any(source != "torch" for source in drawn):
+            raise InputError(
+                f"the model draws random numbers from {drawn[-1]} in training, which engines cannot repeat: use "
+                "torch.nn.Dropout, or torch.rand with the examples first."
+            )
+        if changed:
+            raise InputError(
+                f"the model changes its buffer {changed[0]!r} in training, which clients could not share: use "
+                "BatchNorm's running statistics, or no state."
+            )
+        same = not drawn and torch.equal(evaluated, trained)
+        if same and not any(map(_trains_differently, self._module.modules())):
+            object.__setattr__(self, "_training", None)
+        object.__setattr__(self, "_settled", True)
+
+    def _tried(self, module: nn.Module, x: Tensor) -> tuple[Tensor, list[str], list[str]]:
+        """Return the logits, who drew random numbers, and the buffers that changed; all is left as it was.
+
+        With gradients, since torch has other kernels for attention without.
+        """
+        params = {n: p.clone() for n, p in module.named_parameters()}
+        buffers = {n: b.clone() for n, b in module.named_buffers()}
+        with random_states() as before, torch.enable_grad():
+            logits = self._logits(module, {**params, **buffers}, x).detach()
+            drawn = sources_drawn_from(before)
+        constants = {n: b for n, b in module.named_buffers() if not is_statistic(n)}
+        return logits, drawn, [n for n, b in constants.items() if not torch.equal(buffers[n], b)]
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return the logits; examples of bytes are preprocessed first, without augmentation.
@@ -295,6 +352,12 @@ def _trains_differently(layer: nn.Module) -> bool:
         field: value for field, value in vars(layer).items() if "drop" in field or (field == "p" and "drop" in name)
     }
     return any(isinstance(rate, int | float) and rate > 0 for rate in rates.values())
+
+
+def _is_known(layer: nn.Module) -> bool:
+    """Return whether a layer is torch's own or this package's, whose fields say all that training mode changes."""
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+    return not hooked and type(layer).__module__.startswith(("torch.nn.modules.", "fedquit.models."))
 
 
 def _estimates_a_norm(layer: nn.Module) -> bool:

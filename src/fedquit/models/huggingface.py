@@ -30,27 +30,72 @@ UNTRAINED = "none"
 class Tokens(nn.Module):
     """A network of transformers that reads tokens (B, T).
 
-    A causal one returns a `Projection`, so that a loss need not hold all its logits; a classifier returns logits.
+    A causal one whose last step is its head returns a `Projection`, so that a loss need not hold all its logits. One
+    that changes what the head gives (Gemma 2 caps it, Granite and Cohere scale it), or whose head has an adapter,
+    returns logits; so does a classifier.
     """
 
     def __init__(self, network: nn.Module, *, causal: bool, pad: int) -> None:
         super().__init__()
         self.network = network
         self.causal = causal
-        self.projects = causal
         self.pad = pad
+        self.projects = False  # until `ends_with_its_head` has been asked
 
     def forward(self, x: Tensor) -> Projection | Tensor:
         """Return a projection to (B, T, V), or logits (B, C)."""
-        given = {"input_ids": x, "attention_mask": self._mask(x)}
-        if not self.causal:
-            logits: Tensor = self.network(**given).logits
+        if not self.projects:
+            logits: Tensor = self.network(**self._given(x)).logits
             return logits
-        positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        head = self._head()
+        return Projection(self._states(x), head.weight, head.bias)
+
+    def ends_with_its_head(self) -> bool:
+        """Return whether the logits are the last states times the head's weights and nothing else, on two tokens.
+
+        The head gets a stand-in whose outputs are large, since a soft cap hardly shows on those of a new network.
+        """
+        head = self._head()
+        if not self.causal or type(head) is not nn.Linear:  # an adapter is another class
+            return False
+        read: list[Tensor] = []
+
+        def stand_in(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            read.append(inputs[0])
+            return torch.linspace(-1000.0, 1000.0, output.numel(), dtype=output.dtype).reshape(output.shape)
+
+        x = torch.zeros(1, 2, dtype=torch.long)
+        modes = {layer: layer.training for layer in self.modules()}
+        hook = head.register_forward_hook(stand_in)
+        try:
+            self.eval()
+            with torch.no_grad():
+                logits = self.network(**self._given(x)).logits
+                states = self._states(x)
+        except (AttributeError, TypeError):  # a network that does not tell its states
+            return False
+        finally:
+            hook.remove()
+            for layer, mode in modes.items():
+                layer.training = mode
+        given = torch.linspace(-1000.0, 1000.0, logits.numel(), dtype=logits.dtype).reshape(logits.shape)
+        return len(read) == 1 and torch.equal(read[0], states) and torch.equal(logits, given)
+
+    def _given(self, x: Tensor) -> dict[str, Any]:
+        given: dict[str, Any] = {"input_ids": x, "attention_mask": self._mask(x)}
+        if self.causal:
+            given["position_ids"] = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+            given["use_cache"] = False
+        return given
+
+    def _states(self, x: Tensor) -> Tensor:
+        """Return the states before the head, (B, T, D)."""
         body: Any = self.network.get_decoder()  # type: ignore[operator]
-        head: Any = self.network.get_output_embeddings()  # type: ignore[operator]
-        output = body(**given, position_ids=positions, use_cache=False)
-        return Projection(output.last_hidden_state, head.weight, getattr(head, "bias", None))
+        states: Tensor = body(**self._given(x)).last_hidden_state
+        return states
+
+    def _head(self) -> Any:  # noqa: ANN401 - whatever the network has, or None
+        return self.network.get_output_embeddings()  # type: ignore[operator]
 
     def _mask(self, x: Tensor) -> Tensor:
         """Return the additive mask (B, 1, T, T): 0 where a position may be read."""
@@ -103,6 +148,7 @@ def huggingface(
         _load(module, Path(weights))
     if lora:
         _add_adapters(module, lora, lora_mode, lora_alpha or 2 * lora, lora_targets)
+    module.projects = module.ends_with_its_head()
     return module
 
 
@@ -164,5 +210,5 @@ def _library(name: str, extra: str) -> ModuleType:
         return importlib.import_module(name)  # here alone: it is an extra, and takes seconds
     except ImportError as error:
         raise InputError(
-            f"model 'huggingface' needs {name}, and it cannot be imported: pip install -e '.[{extra}]' in the clone."
+            f"model 'huggingface' needs {name}, and it cannot be imported: pip install 'fedquit[{extra}]'."
         ) from error

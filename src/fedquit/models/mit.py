@@ -71,7 +71,7 @@ def _transformers() -> ModuleType:
         return importlib.import_module("transformers")  # here alone: it is an extra, and takes seconds
     except ImportError as error:
         raise InputError(
-            "mit_b0 needs transformers, and it cannot be imported: pip install -e '.[transformers]' in the clone."
+            "mit_b0 needs transformers, and it cannot be imported: pip install 'fedquit[transformers]'."
         ) from error
 
 

@@ -22,7 +22,7 @@ from fedquit.paper.settings import SETTINGS
 from fedquit.report.drawing import Drawn
 from fedquit.report.tables import Cell, Line, Table
 from fedquit.results.study_folder import UNITS
-from fedquit.results.words import DASH, count
+from fedquit.results.words import DASH, count, fixed
 
 TITLE = "The paper's numbers, and ours"
 DECIDED = {True: "yes", False: "no", None: "not printed"}
@@ -122,7 +122,7 @@ def build_page(folder: Path, *, smoke: bool = False) -> PaperPage:
     found = beside.differences(paper, records)
     notes = beside.load_notes(folder)
     sections = [
-        _findings(findings),
+        _findings(findings, found),
         *(_of_table(paper, table, records) for table in paper.tables),
         _differences(found, notes, records),
         *_unasked(records),
@@ -148,12 +148,15 @@ def _lead(findings: Sequence[Finding], found: Sequence[beside.Difference]) -> tu
     most = max((finding.targets[1] for finding in measured), default=0)
     judged = [one for one in found if one.allowed is not None]
     beyond = sum(one.beyond for one in judged)
-    level = f"at an error rate of {100 * LEVEL:g} %"
+    level = f"each at an error rate of {100 * LEVEL:g} % over the clients of one training"
+    certain = sum(finding.word == HOLDS and finding.claim.counted for finding in findings)
+    untested = f" ({certain} by counted costs, without a test)" if certain else ""
     decided = (
-        f"Of {len(findings)} findings that FedQUIT's paper states, {words.count(HOLDS)} hold, {words.count(FAILS)} "
-        f"{'does' if words.count(FAILS) == 1 else 'do'} not hold and {words.count(OPEN)} cannot be told {level}"
+        f"Of {len(findings)} findings that FedQUIT's paper states, {words.count(HOLDS)} hold{untested} and "
+        f"{words.count(FAILS)} {'does' if words.count(FAILS) == 1 else 'do'} not hold, {level}, and "
+        f"{words.count(OPEN)} cannot be told"
         if words.count(OPEN) < len(words)
-        else f"None of the {len(findings)} findings that FedQUIT's paper states can be confirmed or refuted yet {level}"
+        else f"None of {len(findings)} findings that FedQUIT's paper states can be confirmed or refuted yet, {level}"
     )
     first = (
         f"{decided}: {len(measured)} have a record, over at most {count(most, 'client')}, and in {as_stated} of these "
@@ -187,7 +190,7 @@ def _facts(paper: Paper, records: Records) -> list[tuple[str, str]]:
 # Findings
 
 
-def _findings(findings: Sequence[Finding]) -> Section:
+def _findings(findings: Sequence[Finding], found: Sequence[beside.Difference]) -> Section:
     measured = [finding for finding in findings if finding.measured]
     lines = [
         Line(
@@ -196,7 +199,7 @@ def _findings(findings: Sequence[Finding]) -> Section:
                 Cell(SETTINGS[finding.claim.setting].title, words=True),
                 Cell(finding.word, words=True),
                 Cell(DECIDED[finding.printed], words=True),
-                Cell(finding.reason, words=True),
+                Cell(" ".join([finding.reason, *_caveats(finding, found)]), words=True),
             ],
             note=finding.claim.how,
         )
@@ -211,6 +214,15 @@ def _findings(findings: Sequence[Finding]) -> Section:
         "The paper's own table may contradict the paper's words, which is shown as well."
     )
     return Section("findings", "What the paper states", [text], parts)
+
+
+def _caveats(finding: Finding, found: Sequence[beside.Difference]) -> Iterator[str]:
+    """For a finding that does not hold, the numbers in it that are not reproduced: the fault may be ours."""
+    sides = {(side.key, side.part) for one in finding.claim.comparisons for side in (one.less, one.more)}
+    for one in found if finding.word == FAILS else ():
+        if one.beyond and (one.cell.key, one.part) in sides:
+            numbers = f"{fixed(one.ours.mean)} in place of {fixed(one.printed)} {beside.BEYOND}"
+            yield f"Our {beside.name_of(one.cell.key.method)} is itself not the paper's: {numbers}."
 
 
 def _without_record(findings: Sequence[Finding]) -> list[Part]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedquit.inference.gaps import CANNOT_TELL, DIFFERS, EQUIVALENT, WORDS, GapVerdict
+from fedquit.inference.gaps import CANNOT_TELL, DIFFERS, EQUIVALENT, WORDS, GapVerdict, rounded_p
 from fedquit.inference.leaving import DIFFERS_FROM_LEAVING
 from fedquit.report.figures import label_counts
 from fedquit.report.verdicts import TRACES, headline, trace_reasons, trace_word, trace_words, traces
@@ -324,7 +324,7 @@ def _headline_gap(summary: MethodSummary) -> tuple[float | None, str]:
 def _certainty(judged: GapVerdict) -> str:
     """The p-value and the sizes behind a verdict."""
     p = {DIFFERS: judged.p, EQUIVALENT: judged.equivalence_p}.get(judged.word)
-    parts = [] if p is None else ["p < 0.001" if p < 0.001 else f"p = {p:.3f}"]
+    parts = [] if p is None else [rounded_p(p)]
     parts += [count(judged.targets, "target"), f"{count(judged.retrains, 'Retrain')} each"]
     return f" ({', '.join(parts)})"
 

@@ -227,11 +227,21 @@ class Bundle:
         Raises:
             InputError: There is none; the sentence says what differs and what to do.
         """
-        own = [ref for ref in self._of(key, "retrained") if target_name(ref.clients) == target_name(clients)]
-        own = [ref for ref in own if ref.samples == samples]
+        own = self.fitting(key, clients, samples)
         if not own:
             raise InputError(self._why_not(key, clients, samples))
-        return sorted(own, key=lambda ref: ref.seed)
+        return own
+
+    def fitting(self, key: SettingKey, clients: Sequence[int], samples: str = "") -> list[Reference]:
+        """The Retrains of a target, by rising seed; empty where there is none.
+
+        Args:
+            key: Of the setting.
+            clients: That leave.
+            samples: The hash of the forgotten samples, where not all are forgotten.
+        """
+        own = [ref for ref in self._of(key, "retrained") if target_name(ref.clients) == target_name(clients)]
+        return sorted((ref for ref in own if ref.samples == samples), key=lambda ref: ref.seed)
 
     def original(self, key: SettingKey, seed: int) -> Reference | None:
         """Original of that seed, or None."""

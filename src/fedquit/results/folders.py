@@ -45,7 +45,7 @@ class RunResults:
         folder: The name to print; within a comparison, from the seed on.
         recipe: As it was carried out.
         versions: Of the packages it was computed with.
-        rows: One for each phase of each request, as they are stored; `events` has them as every view shows them.
+        rows: One for each phase of each request, as they are stored; `judged_rows` has them as every view shows them.
         clients: The label counts of each client, where they were stored.
         code: The version of the code that made it; empty in older results.
         spreads: What the comparison around it says about two Retrains.
@@ -84,6 +84,11 @@ class RunResults:
     def requests(self) -> list[RequestRows]:
         """The requests to forget."""
         return [event for event in self.events if event.forgets]
+
+    @property
+    def judged_rows(self) -> list[Row]:
+        """The rows as every view shows them: without what an earlier version claimed at an unknown error rate."""
+        return [row for event in self.events for row in event.rows]
 
     @property
     def name(self) -> str:
@@ -131,7 +136,7 @@ class RunResults:
 
     def to_pandas(self) -> DataFrame:
         """The rows as a table: a line for each phase of each request (needs pandas)."""
-        return frame_of_rows(self.rows)
+        return frame_of_rows(self.judged_rows)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what was read, with every field that this version does not know."""

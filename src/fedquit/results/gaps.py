@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedquit.errors import InputError
+from fedquit.inference.gaps import LEVEL, coincide
 from fedquit.results.intervals import Interval
 
 RESAMPLES = 9_999  # of the bootstrap
@@ -87,7 +88,7 @@ class Paired:
 
     t: Interval  # Student's: exact for normal differences
     bootstrap: Interval  # BCa: for skewed differences; needs more than a few targets
-    p: float = 1.0  # of Student's test that the mean difference is 0, two-sided
+    p: float = 1.0  # of "the mean difference is 0", two-sided: Student's, or by sign flips where all coincide
 
     @property
     def mean(self) -> float:
@@ -96,12 +97,15 @@ class Paired:
 
     @property
     def different(self) -> bool:
-        """The rule for "a difference between two methods", for this pair alone: neither interval covers 0."""
-        return not (self.t.covers(0.0) or self.bootstrap.covers(0.0))
+        """The rule for "a difference", for this pair alone: p is at most 0.05, and neither interval covers 0."""
+        return self.p <= LEVEL and not (self.t.covers(0.0) or self.bootstrap.covers(0.0))
 
 
 def paired(first: npt.ArrayLike, second: npt.ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Paired:
     """Compare two methods over the same targets; with one target both intervals are unbounded.
+
+    Differences that coincide, as those of accuracies of few examples often do, say nothing of their spread: both
+    intervals are that one number, and p is that of sign flips, 1/2^(T - 1) for T targets.
 
     Args:
         first: One number for each target, shape (targets,).
@@ -119,9 +123,10 @@ def paired(first: npt.ArrayLike, second: npt.ArrayLike, *, confidence: float = 0
     if targets < 2:
         unknown = Interval(mean, -math.inf, math.inf)
         return Paired(unknown, unknown)
-    if float(np.ptp(differences)) <= 1e-12 * float(np.abs(differences).max()):  # equal up to rounding
+    p = mean_difference_p(differences)
+    if coincide(differences):
         same = Interval(mean, mean, mean)
-        return Paired(same, same, 0.0 if mean else 1.0)
+        return Paired(same, same, p)
     from scipy.stats import bootstrap  # late: a report over single runs needs no scipy
     from scipy.stats import t as student
 
@@ -139,8 +144,25 @@ def paired(first: npt.ArrayLike, second: npt.ArrayLike, *, confidence: float = 0
     return Paired(
         t=Interval(mean, mean - half, mean + half),
         bootstrap=Interval(mean, float(resampled.low), float(resampled.high)),
-        p=float(2 * student.sf(abs(mean) / error, targets - 1)),
+        p=p,
     )
+
+
+def mean_difference_p(differences: npt.ArrayLike) -> float:
+    """The two-sided p-value of "the mean difference is 0": Student's, or that of sign flips where all coincide.
+
+    Args:
+        differences: Of at least two independent targets.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    mean = abs(float(values.mean()))
+    targets = len(values)
+    if coincide(values):
+        return 1.0 if coincide([mean, 0.0]) else 2.0 ** (1 - targets)
+    from scipy.special import stdtr
+
+    error = float(values.std(ddof=1)) / math.sqrt(targets)
+    return float(2 * stdtr(targets - 1, -mean / error))
 
 
 def _pairs(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[Floats, Floats]:

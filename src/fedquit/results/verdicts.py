@@ -41,7 +41,7 @@ from fedquit.results.words import signed
 JUDGED = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
 OVERALL = "avg_gap"  # the key of the verdict over the four measures of Avg. gap
 PAIRED = (*JUDGED, OVERALL)  # in which each method is compared with the first one
-FORGOTTEN = ("forget_acc", "holdout_acc")  # the samples and the distribution of who leaves: what should change
+OF_LEAVERS = ("forget_acc", "holdout_acc")  # the samples and the distribution of who leaves: what should change
 RETRAIN_SEED = "retrain_seed"  # the field of a Retrain's row that names its own seed
 
 MARKS = {DIFFERS: "≠", EQUIVALENT: "=", CANNOT_TELL: ""}
@@ -192,7 +192,7 @@ def durable(methods: Mapping[str, Runs], retrains: Runs, margin: Margin | None) 
         By method; only those that were followed after the stop (`recover.follow`).
     """
     samples: dict[str, dict[Window, GapSample]] = {}
-    for window in itertools.product(FORGOTTEN, AFTER):
+    for window in itertools.product(OF_LEAVERS, AFTER):
         key = window_field(window)
         golds = {
             target: {seed: _with_window(row, window) for seed, row in own.items()} for target, own in retrains.items()
@@ -200,7 +200,7 @@ def durable(methods: Mapping[str, Runs], retrains: Runs, margin: Margin | None) 
         for method, runs in methods.items():
             if all(number(row.get(key)) is not None for by_seed in runs.values() for row in by_seed.values()):
                 samples.setdefault(method, {})[window] = gap_sample(runs, golds, key)
-    names = {key: f"{ON_PATH[key].lower()} accuracy" for key in FORGOTTEN}
+    names = {key: f"{ON_PATH[key].lower()} accuracy" for key in OF_LEAVERS}
     return judge_durable(samples, Asked(AFTER, names, margin))
 
 
@@ -223,7 +223,7 @@ def against_natural(
     """
     samples: dict[tuple[str, str], LeavingSample] = {}
     for method, requests in methods.items():
-        for key in FORGOTTEN if method != NATURAL else ():
+        for key in OF_LEAVERS if method != NATURAL else ():
             sample = leaving_sample(requests, key)
             if sample.runs:
                 samples[method, key] = sample
@@ -304,7 +304,7 @@ def read_durable(stored: object) -> DurableVerdict | None:
         return None
     return DurableVerdict(
         word=str(stored["word"]),
-        reason=str(stored.get("reason", "")),
+        reason=_reason(stored),
         p=number(stored.get("p")),
         equivalence_p=number(stored.get("equivalence_p")),
         margin=number(stored.get("margin")),
@@ -320,7 +320,9 @@ def _read(stored: object, kind: type[_Kind], words: Sequence[str]) -> dict[str, 
             continue
         fields: dict[str, Any] = {}
         for spec in dataclasses.fields(kind):
-            if spec.name in ("word", "reason", "design"):
+            if spec.name == "reason":
+                fields[spec.name] = _reason(value)
+            elif spec.name in ("word", "design"):
                 fields[spec.name] = str(value.get(spec.name, ""))
             elif spec.name in ("targets", "runs", "retrains", "hypotheses"):
                 fields[spec.name] = int(number(value.get(spec.name)) or 0)
@@ -328,6 +330,11 @@ def _read(stored: object, kind: type[_Kind], words: Sequence[str]) -> dict[str, 
                 fields[spec.name] = number(value.get(spec.name))
         verdicts[str(key)] = kind(**fields)
     return verdicts
+
+
+def _reason(stored: Mapping[str, Any]) -> str:
+    """The sentence of a stored verdict; earlier versions wrote a small p-value in another way."""
+    return str(stored.get("reason", "")).replace("p = below 0.001", "p < 0.001")
 
 
 def mark(verdicts: Mapping[str, GapVerdict], key: str) -> str:

@@ -34,7 +34,6 @@ from fedquit.results.bundles import (
     read_bundle,
     retrain_from,
     said_of_empty,
-    target_name,
 )
 from fedquit.running.recipe import Recipe, without_later_defaults
 from fedquit.running.rows import Row
@@ -240,13 +239,8 @@ def recorded_retrain(folder: Path, setup: Setup, evaluation: Evaluation) -> Refe
     """
     if not folder.is_dir() or not any(folder.rglob("*.json")):
         return None
-    key = setting_key(setup)
-    target = target_name(evaluation.request.clients)
-    for ref in read_bundle(folder).references:
-        fits = ref.role == "retrained" and ref.key == key and ref.seed == setup.recipe.seed
-        if fits and target_name(ref.clients) == target and ref.samples == samples_hash(evaluation):
-            return ref
-    return None
+    fitting = read_bundle(folder).fitting(setting_key(setup), evaluation.request.clients, samples_hash(evaluation))
+    return next((ref for ref in fitting if ref.seed == setup.recipe.seed), None)
 
 
 def require_one_request(recipe: Recipe) -> None:

@@ -156,6 +156,7 @@ def build_setup(recipe: Recipe) -> Setup:
     model = _network(recipe.model, dataset, dtype)
     initial = model.init(Address(recipe.seed, "init").seed_for("server"))
     _probe(model, initial, dataset)
+    model.settle(dataset.x[:2])  # refuses at once what could not be trained
     data = dataclasses.replace(data, dataset=data.dataset.to(device))
     initial = placed(initial, device)
     flops = Flops(model, Shape.of(dataset.x, dataset.y), len(data.public))

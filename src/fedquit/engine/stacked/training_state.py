@@ -35,12 +35,19 @@ class TrainingState:
         self.statistics = stacked([placed(statistics_of(job.start), device) for job in jobs])
 
     @classmethod
-    def of(cls, model: Model, task: Task, jobs: Sequence[Job], device: torch.device) -> TrainingState | None:
-        """Return the state that a task needs; None for networks that compute the same in training and evaluation."""
-        form = training_form(model) if task.augments else None
+    def of(cls, model: Model, task: Task, jobs: Sequence[Job], x: Tensor) -> TrainingState | None:
+        """Return the state that a task needs; None for networks that compute the same in training and evaluation.
+
+        Args:
+            model: The network.
+            task: What is done.
+            jobs: The clients' work.
+            x: The examples of all clients, (N, ...), on the device that computes.
+        """
+        form = training_form(model, x) if task.augments else None
         if form is None and not statistics_of(jobs[0].start):
             return None
-        return cls(form, jobs, device)
+        return cls(form, jobs, x.device)
 
     def load(self, jobs: Sequence[Job]) -> None:
         """Take what the clients of a round begin with."""

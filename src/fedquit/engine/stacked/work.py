@@ -170,7 +170,7 @@ class Work:
         self.inputs = Inputs(dataset, schedule, draws, ahead=computes_in if numerics.captured else None)
         self.sent = SentParams(device, static=numerics.captured, bf16=numerics.bf16)
         self.sent.load(jobs)
-        self.training_state = TrainingState.of(model, task, jobs, device)  # None for most networks
+        self.training_state = TrainingState.of(model, task, jobs, dataset.x)  # None for most networks
 
     def load(self, jobs: Sequence[Job]) -> None:
         """Take the work of a round; the clients with the most steps come first."""

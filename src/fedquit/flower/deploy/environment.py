@@ -18,7 +18,7 @@ from fedquit.flower.deploy.errors import DeploymentError
 LOOPBACK = "127.0.0.1"
 LOWEST_PORT = 20_000
 HIGHEST_PORT = 32_000  # exclusive; below the ports that systems give to outgoing connections
-EXTRA_MISSING = "this needs Flower: pip install -e '.[flower]' in the clone."
+EXTRA_MISSING = "this needs Flower: pip install 'fedquit[flower]'."
 
 VARIABLES = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -26,6 +26,7 @@ from fedquit.flower.deploy.standing import Standing, keep_open
 from fedquit.flower.deploy.supervision import Hear, Plan, run_until_finished, wait_for_superlink
 from fedquit.flower.outbox import NODE_FILE
 from fedquit.flower.sqlite_wipe import DATABASE, wipe_traces
+from fedquit.running.store import locked
 from fedquit.utils.files import write_json
 
 OPEN_PORT = (
@@ -113,7 +114,7 @@ def serve(
     authority = link.tls.authority if link.tls else link.authority
     if link.ours:  # a SuperLink that was killed has left deleted messages in its database
         wipe_traces(folder / DATABASE, say)
-    with ProcessGroup() as group:
+    with locked(folder), ProcessGroup() as group:  # also between two runs: it tells that somebody serves
         control = Control(link.address, authority, folder / "flower-home", group.mark_of("control"))
         superlink = _start_superlink(group, link, folder, say) if link.ours else None
         try:

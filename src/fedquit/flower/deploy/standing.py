@@ -3,7 +3,8 @@
 
 Flower ends a run when the server app returns. A run on a state directory whose training is over asks all nodes for
 requests, serves them, and ends. `keep_open` submits such a run when the operator has filed a request, when a site has
-given notice of one, when a request that had to wait is due, when training that paused can go on, and from time to time.
+given notice of one, when a request that had to wait is due, when training that paused can go on, after a run that was
+lost, and from time to time. What one site says, or what a run leaves undone, never makes it run without a pause.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.processes import Say
 from fedquit.flower.membership import FILE as SITES
 from fedquit.flower.notices import read_notices
+from fedquit.flower.token_bucket import TokenBucket
 from fedquit.utils.files import read_json
 
 SWEEP = 3600.0  # seconds after which all nodes are asked for requests
 LOOK = 1.0  # seconds between two looks at the state directory
 FIRST_PAUSE = 60.0  # seconds after a run that was lost; doubled each time, up to the time between two sweeps
+LOST = "the last run was lost"
+NOTICED_RUNS = TokenBucket(burst=3, every=600.0)  # runs that the notices of one site lead to
 
 
 @dataclass
@@ -44,11 +48,41 @@ class Standing:
     sleep: Callable[[float], None] = time.sleep
     _notices: Mapping[str, frozenset[str]] = field(default_factory=dict)
     _sites: bytes = b""
+    _noticed_runs: dict[str, list[float]] = field(default_factory=dict)  # when notices of a site led to runs
+    _files: frozenset[str] = frozenset()  # of the operator, when the last run began
+    _left: frozenset[str] = frozenset()  # those that it did not take
+    _left_pause: float = 0.0  # seconds until these are tried again
 
     def note_start(self) -> None:
         """A run begins: what is known by now is its business."""
-        self._notices = read_notices(self.state)
+        now = self.clock()
+        notices = read_notices(self.state)
+        for identity in self._fresh_notices(notices):
+            within = NOTICED_RUNS.burst * NOTICED_RUNS.every
+            recent = [when for when in self._noticed_runs.get(identity, []) if now - when < within]
+            self._noticed_runs[identity] = [*recent, now]
+        self._notices = notices
         self._sites = self._read_sites()
+        self._files = self._read_files()
+
+    def note_end(self) -> str:
+        """A run has ended; a sentence for the operator if it left a file of his where it was, "" otherwise."""
+        self._left = self._files & self._read_files()
+        if not self._left:
+            self._left_pause = 0.0
+            return ""
+        self._left_pause = min(self.sweep, 2 * self._left_pause or FIRST_PAUSE)
+        return (
+            f"warning: the run did not take {', '.join(sorted(self._left)[:8])} in {self.state / 'requests'}: see that "
+            f"the app's user may read and remove it. The next run for it is after {self._left_pause:.0f} s."
+        )
+
+    def _read_files(self) -> frozenset[str]:
+        return frozenset(path.name for path in (self.state / "requests").glob("*.json"))
+
+    def _fresh_notices(self, notices: Mapping[str, frozenset[str]]) -> list[str]:
+        """The sites that have given notice of something since the last run began."""
+        return [site for site, requests in notices.items() if requests - self._notices.get(site, frozenset())]
 
     def _read_sites(self) -> bytes:
         with contextlib.suppress(OSError):
@@ -71,10 +105,11 @@ class Standing:
             since: when the last run ended (Unix time).
         """
         now = self.clock()
-        if any((self.state / "requests").glob("*.json")):
+        files = self._read_files()
+        if files - self._left or (files and now - since >= self._left_pause):
             return "the operator has filed a request"
-        for identity, requests in read_notices(self.state).items():
-            if requests - self._notices.get(identity, frozenset()):
+        for identity in self._fresh_notices(read_notices(self.state)):
+            if NOTICED_RUNS.next_token(self._noticed_runs.get(identity, [])) <= now:
                 return "a site has given notice of a request"
         result = self.result
         due = result.get("next")
@@ -84,15 +119,17 @@ class Standing:
             return "the list of sites has changed"
         return "it is time to ask all nodes for requests" if now - since >= self.sweep else ""
 
-    def wait(self, at_least: float = 0.0) -> str:
+    def wait(self, lost: float = 0.0) -> str:
         """Wait until there is a reason to run the app; the reason.
 
         Args:
-            at_least: seconds to wait in any case.
+            lost: seconds to wait after a run that was lost, which is then reason enough; 0 after one that was not.
         """
         since = self.clock()
         while True:
-            reason = self.reason_to_run(since) if self.clock() - since >= at_least else ""
+            if lost and self.clock() - since >= lost:
+                return LOST
+            reason = "" if lost else self.reason_to_run(since)
             if reason:
                 return reason
             self.sleep(LOOK)
@@ -136,6 +173,8 @@ def keep_open(
         "the federation stays open: it takes requests and serves them until it is stopped. All nodes are asked for "
         f"requests every {standing.sweep / 60:.0f} minutes."
     )
+    if left := standing.note_end():
+        say(left)
     pause = 0.0
     while True:
         reason = standing.wait(pause)
@@ -151,3 +190,5 @@ def keep_open(
         else:
             pause = 0.0
             told(str(standing.result.get("paused") or ""))
+            if left := standing.note_end():
+                say(left)

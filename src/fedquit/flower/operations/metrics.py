@@ -55,7 +55,11 @@ def _labelled(
 
 
 def _process_metrics(status: Status) -> Iterator[GaugeMetricFamily]:
-    yield from _gauge("serving", "Whether a server app holds the state directory.", status.serving)
+    yield from _gauge("serving", "Whether the server runs, which starts its app when it is needed.", status.serving)
+    yield from _gauge("run_in_progress", "Whether a run of the server app is in progress.", status.running)
+    yield from _gauge("training_paused", "Whether training pauses because too few may take part.", bool(status.paused))
+    yield from _gauge("model_withdrawn", "Whether the model was dropped because too few stay.", status.withdrawn)
+    yield from _gauge("next_request_timestamp_seconds", "When the next waiting request can be started.", status.next)
     yield from _gauge("front_listening", "Whether something listens on the front's port.", status.front)
     yield from _gauge("superlink_listening", "Whether something listens on the SuperLink's port.", status.superlink)
     yield from _gauge("rounds_trained", "Rounds of ordinary training that are done.", status.trained)

@@ -85,7 +85,7 @@ def _damaged_state(case: Examination) -> Iterator[Finding]:
                 try:
                     read_json(file)
                 except FedquitError:
-                    then = "the server uses the other copy; keep both, and look after the disk."
+                    then = "the server uses the other copy and writes both anew when it starts; look after the disk."
                     yield warning(f"{file} cannot be read", then)
     ledger = case.source.json("ledger.json")
     if ledger is None:
@@ -317,9 +317,12 @@ def _requests(case: Examination) -> Iterator[Finding]:
     waiting = status.open_requests
     if waiting and status.serving is False:
         named = ", ".join(request.id for request in waiting[:8])
-        yield error(f"{len(waiting)} erasure requests wait ({named}), and no server app runs", "start the server.")
+        yield error(f"{len(waiting)} erasure requests wait ({named}), and no server runs", "start the server.")
     for request in waiting:
-        if request.deadline is not None and status.time > request.deadline + STALLED:
+        its_turn_comes = request.status == "received" and status.next is not None and status.next > status.time
+        late = request.deadline is not None and status.time > request.deadline + STALLED
+        if late and not its_turn_comes:
+            assert request.deadline is not None
             yield error(
                 f"{request.id} of {request.client} is past its deadline by {in_words(status.time - request.deadline)}",
                 "see the server's log: the fallback should have served it; start the server again.",
@@ -332,12 +335,22 @@ def _requests(case: Examination) -> Iterator[Finding]:
             )
 
 
+def _paused(case: Examination) -> Iterator[Finding]:
+    """Training that pauses, and a model that was withdrawn."""
+    then = "enrol more sites: training then goes on by itself."
+    if case.status.paused:
+        yield error(case.status.paused.rstrip("."), then)
+    if case.status.withdrawn:
+        what = "the model was withdrawn: an erasure left too few members to recover it"
+        yield error(what, f"use none that was published before; {then}")
+
+
 def _stalled(case: Examination) -> Iterator[Finding]:
     status = case.status
     busy = status.phase in ("unlearn", "recover") or (
         status.phase == "train" and status.rounds is not None and status.trained < status.rounds
     )
-    if busy and status.serving and status.progress is not None and status.time - status.progress > STALLED:
+    if busy and status.running and status.progress is not None and status.time - status.progress > STALLED:
         yield warning(
             f"no round was stored for {in_words(status.time - status.progress)} in the phase {status.phase!r}",
             f"see {case.state / 'events.jsonl'}: the last lines say whom the server waits for.",
@@ -374,6 +387,7 @@ CHECKS: tuple[Callable[[Examination], Iterator[Finding]], ...] = (
     _certificates,
     _members,
     _requests,
+    _paused,
     _stalled,
     _refusals,
     _modes,

@@ -23,10 +23,11 @@ from fedquit.flower.closed.seen import Seen, read_seen
 from fedquit.flower.closed.service import read_served
 from fedquit.flower.closed.sites import Site
 from fedquit.flower.config import needed_nodes
+from fedquit.flower.ledger import MODEL_WITHDRAWN
 from fedquit.flower.operations.observed import Disk, disks, listeners, lock_holder
 from fedquit.flower.roster import read_irreplaceable
 from fedquit.flower.roster import read_seen as read_seen_clients
-from fedquit.flower.state_folder import SETTINGS
+from fedquit.flower.state_folder import PUBLISHED, SERVE_LOCK, SETTINGS
 from fedquit.flower.twice import copy_of, kept
 from fedquit.running.params_file import read_meta
 from fedquit.utils.files import read_json
@@ -80,7 +81,13 @@ class Status:
     time: float  # Unix time
     state: str  # the state directory
     project: str = ""  # the project's folder, of a closed federation
-    serving: bool | None = None  # whether a server app holds the state directory; None: not known
+    serving: bool | None = (
+        None  # whether `serve` runs, which starts the app when there is something to do; None: unknown
+    )
+    running: bool | None = None  # whether a run of the app is in progress: between two runs none is, and all is well
+    paused: str = ""  # why training pauses
+    withdrawn: bool = False  # whether the model was dropped, since too few stay to recover it
+    next: float | None = None  # Unix time at which the next of the requests that wait can be started
     front: bool | None = None  # whether something listens on the front's port
     superlink: bool | None = None  # and on the SuperLink's
     phase: str = ""  # train, unlearn, recover, erase
@@ -182,6 +189,8 @@ def status_of(source: Source, now: float | None = None) -> Status:
     phase = ledger.get("phase", {})
     done, progress = _progress(source, phase)
     training = phase.get("kind") == "train"
+    result = source.json("result.json") or {}
+    running = _held(source.state / ".lock")
     port = source.project.settings if source.project else None
     server = lock_holder(source.project.server / "lock") if source.project else None
     folders = [source.state, *([source.project.folder] if source.project else [])]
@@ -189,7 +198,11 @@ def status_of(source: Source, now: float | None = None) -> Status:
         time=now,
         state=str(source.state),
         project=str(source.project.folder) if source.project else "",
-        serving=_held(source.state / ".lock"),
+        serving=_serving(source, running),
+        running=running,
+        paused=str(result.get("paused") or ""),
+        withdrawn=_withdrawn(source, ledger),
+        next=_next(result, requests),
         front=_listens(port.port, server) if port else None,
         superlink=_listens(port.superlink_port, server) if port else None,
         phase=str(phase.get("kind", "")),
@@ -225,6 +238,26 @@ def _staying(source: Source, members: Sequence[MemberStatus]) -> int | None:
     if source.project is None:
         return None
     return sum(member.state in ("here", "away", "never seen") for member in members)
+
+
+def _serving(source: Source, running: bool | None) -> bool | None:
+    """Whether somebody sees to the federation: `serve` holds its lock also while no run is in progress."""
+    locks = [source.state / SERVE_LOCK, *([source.project.server / "lock"] if source.project else [])]
+    held = [running, *map(_held, locks)]
+    return True if True in held else None if None in held else False
+
+
+def _withdrawn(source: Source, ledger: Mapping[str, Any]) -> bool:
+    """Whether an erasure has dropped the model, and no other was published since."""
+    dropped = any(entry.get("method") == MODEL_WITHDRAWN for entry in ledger.get("entries", ()))
+    return dropped and not (source.state / PUBLISHED).exists()
+
+
+def _next(result: Mapping[str, Any], requests: Sequence[RequestStatus]) -> float | None:
+    """When the server begins with one of the requests that wait, as the last run has left word."""
+    due = result.get("next")
+    waits = any(request.status == "received" for request in requests)
+    return float(due) if waits and isinstance(due, int | float) else None
 
 
 def _held(path: Path) -> bool | None:
@@ -291,7 +324,7 @@ def _site(
         client=number,
         examples=site.examples,
         last_seen=last,
-        certificate_days=None if newest is None or site.revoked is not None else (newest - now) / DAY,
+        certificate_days=None if newest is None or state in ("forgotten", "revoked") else (newest - now) / DAY,
         fedquit=seen.fedquit if seen else "",
         flower=seen.flower if seen else "",
         skew=seen.skew if seen else 0.0,
