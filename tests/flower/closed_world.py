@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import resource
 import socket
 import ssl
 import subprocess
@@ -12,12 +13,26 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fedquit.flower.closed.project import Project, Settings
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.environment import LOOPBACK, free_ports
 
 CUT = (OSError, http.client.HTTPException)  # what a client sees whose connection is refused: ssl.SSLError is an OSError
+
+
+# The front of another user, who need not be able to read this Python.
+AS_USER = """
+import os, sys
+import fedquit.flower.closed.front as front
+from fedquit.flower.closed.greeting import Greeting
+Greeting.own()
+os.setgroups([])
+os.setgid(int(sys.argv[3]))
+os.setuid(int(sys.argv[3]))
+front.main(*sys.argv[1:3])
+"""
 
 
 def new_project(folder: Path, seconds: float = 86_400.0) -> Project:
@@ -63,11 +78,30 @@ def post(
 
 
 @contextlib.contextmanager
-def running(project: Project, log: Path) -> Iterator[None]:
-    """The project's front in a process of its own, as `fedquit flower serve` starts it; no SuperLink is behind it."""
+def running(
+    project: Project, log: Path, user: int | None = None, *, files: int | None = None, size: int | None = None
+) -> Iterator[None]:
+    """The project's front in a process of its own, as `fedquit flower serve` starts it; no SuperLink is behind it.
+
+    Args:
+        project: whose front it is.
+        log: of the front.
+        user: who runs it; the present user if None.
+        files: how many it may have open at once; as many as usual if None.
+        size: of the largest file that it can write, in bytes, as on a disk that is full; any if None.
+    """
     settings = project.settings
     command = [sys.executable, "-m", "fedquit.flower.closed.front", str(project.folder), str(log)]
-    with subprocess.Popen(command) as process:
+
+    def limit() -> None:
+        for kind, most in ((resource.RLIMIT_NOFILE, files), (resource.RLIMIT_FSIZE, size)):
+            if most is not None:
+                resource.setrlimit(kind, (most, most))
+
+    options: dict[str, Any] = {"preexec_fn": limit, "stderr": subprocess.DEVNULL} if files or size else {}
+    if user is not None:
+        command = [sys.executable, "-c", AS_USER, *command[-2:], str(user)]
+    with subprocess.Popen(command, **options) as process:
         try:
             deadline = time.monotonic() + 60
             while True:
@@ -77,5 +111,6 @@ def running(project: Project, log: Path) -> Iterator[None]:
                     break
                 time.sleep(0.05)
             yield
+            assert process.poll() is None, "it has gone on until now"
         finally:
             process.terminate()

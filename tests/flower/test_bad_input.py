@@ -35,9 +35,10 @@ from fedquit.flower.canaries import HomeCanaries
 from fedquit.flower.closed import greeting
 from fedquit.flower.closed.authority import Authority, certificate_to_pem, key_to_pem, new_key
 from fedquit.flower.closed.greeting import Greeting, ServerWatch, differences, greet
+from fedquit.flower.closed.private_files import only_one
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import read_seen
-from fedquit.flower.closed.service import open_federation
+from fedquit.flower.closed.service import STATE_LOCK, open_federation
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.sites import change_sites, read_sites
 from fedquit.flower.deploy.errors import DeploymentError
@@ -47,8 +48,10 @@ from fedquit.flower.membership import read_membership, write_membership
 from fedquit.flower.operations.server_doctor import examine_server
 from fedquit.flower.operations.site_doctor import examine_site
 from fedquit.flower.operations.status import locate, status_of
-from fedquit.flower.outbox import Outbox
+from fedquit.flower.outbox import Inbox, Outbox, last_contact
 from fedquit.flower.roster import Roster
+from fedquit.flower.state_folder import StateFolder
+from fedquit.running.lifecycle import Phase
 from fedquit.running.store import locked
 from fedquit.utils.files import HALF_WRITTEN, write_json
 from flower.closed_world import enrolled, new_project, running
@@ -257,6 +260,21 @@ def test_two_servers_on_one_project_or_one_state_directory(project: Project, mak
             open_federation(project, tmp_path / "state").__enter__()
         first.kill()
     assert "stop it first" in str(refusal.value)
+    other = new_project(tmp_path / "other")
+    holder_of_state = open_federation(project, tmp_path / "state", attach=True, patience=0.0)
+    with contextlib.ExitStack() as held:
+        held.enter_context(only_one(tmp_path / "state" / STATE_LOCK, "held"))
+        with pytest.raises(
+            StoreError, match=r"another project is served on .*: stop it, or give another --state"
+        ) as no:
+            open_federation(other, tmp_path / "state", app=tmp_path).__enter__()
+    assert "\n" not in str(no.value)
+    assert not (other.server / "serve.json").exists(), "before anything was written"
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == [STATE_LOCK]
+    with pytest.raises(DeploymentError):  # now it is free: nobody answers there, and the lock is given back
+        holder_of_state.__enter__()
+    with only_one(tmp_path / "state" / STATE_LOCK, "held"):
+        pass
     setup = make()
     with locked(setup.folder / "state"), pytest.raises(StoreError, match=r"another server runs on .*: stop it"):
         setup.serve(setup.config())
@@ -341,6 +359,22 @@ def test_a_full_disk_while_a_site_joins(tmp_path: Path) -> None:
     assert with_full_disk(1 << 30, "join", tmp_path / "site").returncode == 0
 
 
+@pytest.mark.parametrize("content", ["", "{", "[1", '"words"', '{"other": 1}'])
+def test_a_request_of_the_operator_that_cannot_be_read_is_named_and_the_others_are_taken(
+    content: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    inbox = Inbox(tmp_path, said.append)
+    filed = inbox.file("hospital-0")
+    damaged = inbox.folder / "0a.json"
+    damaged.write_text(content)
+    for _ in range(3):
+        assert list(inbox.waiting()) == [filed]
+    (sentence,) = said
+    assert str(damaged) in sentence
+    assert damaged.exists()
+
+
 @pytest.mark.parametrize("content", ["", "{", "[1", '"words"'])
 def test_no_damaged_file_of_a_federation_is_answered_with_advice_to_remove_it(
     content: str, project: Project, site: SiteFolder, tmp_path: Path
@@ -360,6 +394,8 @@ def test_no_damaged_file_of_a_federation_is_answered_with_advice_to_remove_it(
         home / "outbox" / f"{entry.id}.json": lambda: Outbox(home).entries(),
         seed: lambda: HomeCanaries(home, 40).drawn(100),
         site.folder / "site.json": lambda: site.about,
+        home / "contact.json": lambda: last_contact(home),
+        project.server / "serve.json": lambda: locate(project.folder, None),
     }
     for path, read in readers.items():
         path.write_text(content)
@@ -367,7 +403,19 @@ def test_no_damaged_file_of_a_federation_is_answered_with_advice_to_remove_it(
             read()
         sentence = str(refusal.value).replace("Do not delete", "")
         assert not re.search(r"delet|remov|move it|new folder|another folder", sentence), sentence
+    (state / "settings.json").write_text(content)
+    damaged = status_of(locate(project.folder, state)).damaged
+    assert not any(re.search(r"delet|remov|move it|new folder", line.replace("Do not delete", "")) for line in damaged)
     words = ["request", "--server", str(state), "--show"]
     shown = CliRunner().invoke(fedquit, words)
     assert isinstance(shown.exception, StoreError)
     assert "Do not delete it" in str(shown.exception)
+
+
+def test_a_server_app_leaves_alone_what_the_operator_s_process_is_writing(tmp_path: Path) -> None:
+    ending = "0123456789abcdef"
+    names = [f".{name}.{ending}" for name in ("sites.json", "notices.json", "ledger.json", "state.safetensors")]
+    for name in names:
+        (tmp_path / name).touch()
+    StateFolder(tmp_path).clean(Phase())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[:2])

@@ -10,14 +10,17 @@ import ssl
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("h11")
-from fedquit.flower.closed import front, rules
+from fedquit.flower.closed import front, notice_board, rules
 from fedquit.flower.closed.authority import Authority, certificate_to_pem, key_to_pem, new_key
 from fedquit.flower.closed.courier import Courier
-from fedquit.flower.closed.notice_board import read_site_notices, write_told
+from fedquit.flower.closed.greeting import greet
+from fedquit.flower.closed.notice_board import NEWS, NoticeBoard, read_site_notices, write_told
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import read_seen
 from fedquit.flower.closed.site_folder import REQUESTS_PATH, SiteFolder
@@ -227,6 +230,94 @@ def test_a_site_s_notice_of_a_request_is_received_whether_a_run_is_in_progress_o
             assert time.monotonic() < deadline
             time.sleep(0.2)
     assert read_site_notices(log.parent) == {"hospital-0": [filed.id]}
+
+
+def test_a_site_that_invents_requests_is_heard_a_few_times_and_then_once_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1e9]
+    monkeypatch.setattr(notice_board, "time", SimpleNamespace(time=lambda: now[0]))
+    board = NoticeBoard(tmp_path, "127.0.0.1:9443")
+    board.take("hospital-1", b'{"requests": ["ff"]}')
+    for minute in range(24 * 60):
+        board.take("hospital-0", json.dumps({"requests": [f"{minute:016x}"]}).encode())
+        now[0] += 60
+    notices = read_site_notices(tmp_path)
+    assert len(notices["hospital-0"]) <= NEWS.burst + 24
+    assert len(notices["hospital-0"]) >= NEWS.burst + 23
+    assert json.loads(board.take("hospital-1", b'{"requests": ["ff", "fe"]}'))["requests"] == ["ff", "fe"]
+
+
+def test_an_owner_with_many_requests_is_told_only_of_those_that_were_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1e9]
+    monkeypatch.setattr(notice_board, "time", SimpleNamespace(time=lambda: now[0]))
+    board = NoticeBoard(tmp_path, "127.0.0.1:9443")
+    posts: list[bytes] = []
+
+    def give(_path: str, body: bytes) -> bytes:
+        posts.append(body)
+        return board.take("hospital-0", body)
+
+    said: list[str] = []
+    site: Any = SimpleNamespace(post=give)
+    courier = Courier(site, tmp_path / "home", tmp_path / "record.json", said.append, clock=lambda: now[0])
+    filed: list[str] = []
+    for _ in range(NEWS.burst + 1):
+        filed.append(Outbox(tmp_path / "home").file(positions=[len(filed)]).id)
+        courier.step()
+        now[0] += 10
+    assert sum("has noted request" in line for line in said) == NEWS.burst
+    assert json.loads((tmp_path / "record.json").read_text())["requests"] == filed[:-1]
+    before = len(posts)
+    for _ in range(60):
+        courier.step()
+        now[0] += 1
+    assert len(posts) - before <= 2, "it does not ask every second"
+    now[0] += NEWS.every
+    courier.step()
+    assert f"has noted request {filed[-1]}" in said[-1]
+
+
+def test_a_site_gets_some_certificates_at_once_and_then_has_to_wait(
+    project: Project, site: SiteFolder, log: Path
+) -> None:
+    other = enrolled(project, site.folder.parent / "hospital-1", "hospital-1")
+    with running(project, log):
+        for _ in range(front.RENEWALS):
+            site.renew()
+        with pytest.raises(DeploymentError, match="certificates are asked for too often"):
+            site.renew()
+        assert greet(site) == [], "what it has counts"
+        other.renew()
+
+
+def test_a_full_disk_does_not_end_the_front(tmp_path: Path, log: Path) -> None:
+    seconds = 20.0
+    project = new_project(tmp_path / "project", seconds)
+    site = enrolled(project, tmp_path / "hospital-0", "hospital-0")
+    with running(project, log):
+        pass
+    before = (project.folder / "front.pem").read_bytes()
+    with running(project, log, size=100):
+        time.sleep(seconds / 10 + 1)  # it tries in vain to renew its certificate
+        assert greet(site) == []
+    assert (project.folder / "front.pem").read_bytes() == before
+
+
+def test_too_many_open_files_do_not_end_the_front(project: Project, site: SiteFolder, log: Path) -> None:
+    settings = project.settings
+    with running(project, log, files=14), contextlib.ExitStack() as opened:
+        for _ in range(12):
+            opened.enter_context(socket.create_connection((settings.host, settings.port)))
+        deadline = time.monotonic() + 20
+        while not any("Too many open files" in line for line in log.read_text().splitlines()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        opened.close()
+        time.sleep(front.ACCEPT_PAUSE + 0.5)
+        assert greet(site) == []
 
 
 def test_a_site_says_loudly_that_its_server_does_not_answer(site: SiteFolder, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import make_node_key
 from fedquit.flower.notices import read_notices
+from fedquit.flower.roster import Identity, Roster
 
 pytestmark = pytest.mark.flower
 ROOT = Path(__file__).parents[2]
@@ -637,7 +638,12 @@ def test_the_server_app_learns_of_which_requests_sites_have_given_notice(project
 def test_the_operator_is_told_once_a_day_of_sites_that_cannot_be_heard(project: Project, tmp_path: Path) -> None:
     for name in ("hospital-0", "hospital-1", "hospital-2"):
         enrolled(project, tmp_path, name)
+    enrolled(project, tmp_path, "hospital-3")
     project.revoke("hospital-2")
+    forgotten = Identity(f"key:{project.sites['hospital-3'].fingerprints[0]}", "hospital-3", authenticated=True)
+    roster = Roster(tmp_path / "state")
+    roster.enrol([(forgotten, 10)])
+    roster.note_standing({0}, set())
     said: list[str] = []
     watcher = registrar(project, tmp_path / "state", said.append)
     now = time.time()
@@ -649,6 +655,6 @@ def test_the_operator_is_told_once_a_day_of_sites_that_cannot_be_heard(project: 
     assert ["hospital-1 was never seen" in line for line in said] == [True, False, True, False]
     assert sum("hospital-0 was last seen 1 days ago" in line for line in said) == 1
     assert "Ask the site to start its node" in said[0]
-    assert not any("hospital-2" in line for line in said)
+    assert not any("hospital-2" in line or "hospital-3" in line for line in said), "nobody waits for them"
     watcher.warn_of_mute_sites(now + 30 * 86_400)
     assert "answer it with `fedquit flower rotate hospital-1`" in said[-1]

@@ -7,7 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedquit.cli import app as fedquit
+from fedquit.errors import InputError
 from fedquit.flower.deploy import service
 from fedquit.flower.deploy.control import Control
 from fedquit.flower.deploy.environment import environment, free_ports, program
@@ -34,10 +37,26 @@ def test_serve_warns_where_other_machines_can_reach_the_superlink(
     monkeypatch.setattr(service, "superlink_command", lambda *_: ["sleep", "1000"])
     monkeypatch.setattr(Control, "healthy", lambda _: True)
     said: list[str] = []
-    serve(Plan(tmp_path), Link(address, mode="insecure"), tmp_path / "state", until_trained=True, say=said.append)
+    serve(Plan(tmp_path), Link(address), tmp_path / "state", until_trained=True, say=said.append)
     warnings = [line for line in said if line.startswith("warning: ")]
     assert len(warnings) == (address in REACHABLE), said
     assert all(f"whoever can reach {address} can run code" in line for line in warnings)
+
+
+@pytest.mark.parametrize("address", REACHABLE)
+def test_without_tls_and_keys_nothing_leaves_this_machine(address: str, tmp_path: Path) -> None:
+    common = ["--insecure", "--log", "json"]
+    app, home, state = (str(tmp_path / name) for name in ("app", "home", "state"))
+    for words in (
+        ["serve", app, "--state", state, "--address", address],
+        ["serve", app, "--state", state, "--address", address, "--attach"],
+        ["node", "--home", home, "--superlink", address],
+    ):
+        refused = CliRunner().invoke(fedquit, ["flower", *words, *common]).exception
+        assert isinstance(refused, InputError)
+        assert f"{address} is not on this machine, and --insecure has no TLS" in str(refused)
+    assert list(tmp_path.iterdir()) == []
+    assert all(Link(own, mode="insecure").is_loopback for own in LOOPBACK)
 
 
 @pytest.mark.parametrize("page", ["SECURITY.md", "docs/flower.md"])

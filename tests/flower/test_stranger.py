@@ -192,5 +192,8 @@ def test_a_key_that_the_superlink_does_not_know_by_its_number_is_registered_agai
     registrar = Registrar(scene.project, scene.folder / "memo", scene.federation.control, memo, None, said.append)
     registrar.forget_unknown_nodes()
     registrar.bring_up_to_date()
-    assert "hospital-0 is registered already." in said, "the SuperLink was asked"
-    assert json.loads(memo.read_text())[fingerprint] is None
+    node = scene.federation.control.node_of(scene.project.sites["hospital-0"].key_pem)
+    assert f"hospital-0 is registered already, as node {node}." in said, "the SuperLink was asked"
+    assert node is not None
+    assert json.loads(memo.read_text())[fingerprint] == node, "so that it can be unregistered"
+    assert scene.federation.control.node_of(b"another key") is None

@@ -111,6 +111,14 @@ def test_app_code_has_neither_the_keys_nor_a_network(written: Path, tmp_path: Pa
     assert "User=fedquit" in (written / "fedquit-node.service").read_text().splitlines()
 
 
+def test_no_unit_of_the_server_sees_a_key_that_it_does_not_need(written: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    front = (written / "fedquit-front.service").read_text().splitlines()
+    assert f"InaccessiblePaths=-{project}/release.key" in front
+    serve = (written / "fedquit-serve.service").read_text().splitlines()
+    assert f"InaccessiblePaths=-{project}/release.key {project}/ca.key" in serve
+
+
 def test_what_cannot_stand_in_a_unit_is_refused(tmp_path: Path) -> None:
     spaced = tmp_path / "a b"
     with pytest.raises(InputError, match="without spaces"):
@@ -273,6 +281,7 @@ def test_the_commands_of_the_units_run_a_federation(open_folder: Path) -> None:
         for folder in (project.folder, *(site.folder for site in sites)):
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, entry.pw_uid, entry.pw_gid)
+    (project.folder / "release.key").unlink()  # which no unit sees
     state = open_folder / "state"
     settings = {"fedquit.train.rounds": 1, "fedquit.min-nodes": 2, "fedquit.floor": 2, "partitions": 2}
     server = ServerUnits(project.folder, state, app, settings, **users).render()

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedquit.cli.screen import LOOK, PLAIN, AsJson, err
 from fedquit.cli.screen import out as screen
-from fedquit.errors import InputError
+from fedquit.errors import InputError, StoreError
 from fedquit.utils.files import only_owner
 
 if TYPE_CHECKING:
@@ -97,7 +97,11 @@ def _warn_if_mute(home: Path) -> None:
     """Say loudly that a request may lie here for long: the server has not spoken to this client of late."""
     from fedquit.flower.outbox import last_contact
 
-    contact = last_contact(home)
+    try:
+        contact = last_contact(home)
+    except StoreError as error:
+        err.print(f"warning: {error}", **PLAIN)
+        return
     if contact is None:
         err.print("warning: the server has never spoken to this node. Is the node running, and enrolled?", **PLAIN)
     elif contact.days > MUTE_DAYS:

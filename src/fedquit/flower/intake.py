@@ -58,7 +58,7 @@ class Intake:
         say: Callable[[str], None],
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._inbox = Inbox(state)
+        self._inbox = Inbox(state, say)
         self._ledger = ledger
         self._roster = roster
         self._config = config

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -197,10 +197,17 @@ class Filed:
 
 
 class Inbox:
-    """The operator's requests, as files in the server's state directory, until the server enters them in its ledger."""
+    """The operator's requests, as files in the server's state directory, until the server enters them in its ledger.
 
-    def __init__(self, state: Path) -> None:
+    Args:
+        state: the state directory, to whose owner the files belong.
+        say: takes a sentence about a file that cannot be read.
+    """
+
+    def __init__(self, state: Path, say: Callable[[str], None] = lambda _: None) -> None:
         self.folder = state / "requests"
+        self._say = say
+        self._named: set[Path] = set()  # files that cannot be read, of which `say` knows
 
     def file(self, client: str) -> Filed:
         """File a request for a client to be forgotten."""
@@ -223,9 +230,20 @@ class Inbox:
         return False
 
     def waiting(self) -> Iterator[Filed]:
-        """The requests that are not in the ledger yet, oldest first."""
-        requests = [Filed(**_read_request(path)) for path in self.folder.glob("*.json")]
+        """The requests that are not in the ledger yet, oldest first; without those that cannot be read."""
+        requests = []
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                requests.append(Filed(**_read_request(path)))
+            except (StoreError, TypeError) as error:
+                self._complain(path, error)
         yield from sorted(requests, key=lambda f: (f.filed, f.id))
+
+    def _complain(self, path: Path, error: Exception) -> None:
+        """Name a file that cannot be read, once."""
+        if path not in self._named:
+            self._named.add(path)
+            self._say(f"warning: {error}" if isinstance(error, StoreError) else f"warning: {path} is no request.")
 
     def remove(self, filed: Filed) -> None:
         """Delete the file of a request that is in the ledger."""
@@ -253,7 +271,16 @@ def note_contact(home: Path, federation: str) -> None:
 def last_contact(home: Path) -> Contact | None:
     """When the server last spoke to the client of a home; None if it never did."""
     path = home / CONTACT_FILE
-    return Contact(**read_json(path)) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        contact = Contact(**read_json(path))
+        datetime.fromisoformat(contact.at)
+    except (StoreError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{path} cannot be read: start the node, which writes it again when the server next speaks to it."
+        ) from error
+    return contact
 
 
 def require_used_home(home: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedquit.errors import StoreError
+from fedquit.flower import membership, notices
 from fedquit.flower.log_lines import timestamp
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.flower.twice import TwinStateFile
@@ -28,6 +29,7 @@ from fedquit.utils.version import package_version
 SETTINGS = "settings.json"
 PUBLISHED = "model.safetensors"  # the model at the end of a run
 SERVE_LOCK = f"{FOLDER}/.lock"  # held by `fedquit flower serve` of a federation that is not closed
+OF_OPERATOR = (membership.FILE, notices.FILE)  # which `fedquit flower serve` writes here at any time
 
 
 class PhaseMemory(DiskMemory):
@@ -123,7 +125,7 @@ class StateFolder:
         for folder in sorted((self.path / "phases").glob("*")):
             if folder != current:
                 shutil.rmtree(folder)
-        remove_half_written(self.path)
+        remove_half_written(self.path, OF_OPERATOR)
         remove_half_written(self.path / "memory")
         if phase.kind in ("train", "erase"):
             self.before.delete()

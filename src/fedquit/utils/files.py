@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Atomic writes: a file gets a temporary name, is flushed to the disk, and renamed into place.
 
-Everything that this package writes goes through here. This module needs no torch, so that a report
-can be made without.
+Everything that this package writes goes through here. What root writes in the folder of another user becomes that
+user's, so that the processes of that user can read it. This module needs no torch, so that a report can be made
+without.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,38 @@ def _explain_write_error(path: Path) -> Iterator[None]:
             f"cannot write {path} ({error.strerror or error}): nothing was changed; free space or take another place, "
             "then run the same command again to go on."
         ) from error
+
+
+def owner_of(folder: Path) -> tuple[int, int] | None:
+    """The user and group for whom root writes in a folder; None where we are that user, or not root."""
+    if os.geteuid() != 0:
+        return None
+    status = folder.stat()
+    return (status.st_uid, status.st_gid) if status.st_uid != 0 else None
+
+
+def give_to_owner_of_folder(path: Path, descriptor: int | None = None) -> None:
+    """Make the owner of its folder the owner of a file or folder that root has made there.
+
+    Args:
+        path: the file or folder.
+        descriptor: of the open file, if it is open.
+    """
+    with contextlib.suppress(OSError):  # a file system without owners, or root without the right to give files away
+        owner = owner_of(path.parent)
+        if owner and descriptor is not None:
+            os.fchown(descriptor, *owner)
+        elif owner:
+            os.chown(path, *owner, follow_symlinks=False)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those above it, where they are not there; each belongs to the owner of the one above."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode, exist_ok=True)
+        give_to_owner_of_folder(path)
+    folder.mkdir(exist_ok=True)  # says so where a file is in the way
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -56,10 +89,11 @@ def write_secret(path: Path, content: bytes) -> None:
 
 def _write(path: Path, content: bytes, mode: int) -> None:
     with _explain_write_error(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         beside = path.with_name(f".{path.name[:80]}.{secrets.token_hex(8)}")
         try:
             with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                give_to_owner_of_folder(path, file.fileno())
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -94,10 +128,16 @@ def close_to_others(folder: Path) -> None:
             path.chmod(path.stat().st_mode & 0o700)
 
 
-def remove_half_written(folder: Path) -> None:
-    """Delete what killed writes left in a folder; nobody else may be writing there."""
+def remove_half_written(folder: Path, spared: Collection[str] = ()) -> None:
+    """Delete what killed writes left in a folder.
+
+    Args:
+        folder: the folder.
+        spared: the names of files that others may be writing there now.
+    """
     for path in folder.glob(".*"):
-        if HALF_WRITTEN.search(path.name):
+        name, ending = HALF_WRITTEN.sub("", path.name)[1:], HALF_WRITTEN.search(path.name)
+        if ending and name not in spared:
             path.unlink(missing_ok=True)
 
 
@@ -115,6 +155,7 @@ def append_line(path: Path, line: str) -> None:
     with _explain_write_error(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
+            give_to_owner_of_folder(path, descriptor)
             content = f"{line}\n".encode()
             if os.write(descriptor, content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -130,7 +171,7 @@ def write_json(path: Path, value: object) -> None:
 def write_private_json(path: Path, value: object) -> None:
     """Write a value as indented JSON in a folder of its own, which only the user who runs this may enter."""
     with _explain_write_error(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         path.parent.chmod(0o700)
     write_json(path, value)
 
@@ -145,7 +186,7 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise StoreError(
-            f"cannot read {path} ({error}): restore it from a copy, or move it away and run the same command again."
+            f"cannot read {path} ({error}): restore it from a backup, and keep this file until then."
         ) from error
 
 
@@ -161,9 +202,11 @@ def read_json_rows(path: Path, *keys: str) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    rows = read_json(path)
+    advice = f"{path} is not what a run wrote: restore it from a copy, or move it away and run the same command again."
+    try:
+        rows = read_json(path)
+    except StoreError as error:
+        raise StoreError(advice) from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= {*keys} for row in rows):
-        raise StoreError(
-            f"{path} is not what a run wrote: restore it from a copy, or move it away and run the same command again."
-        )
+        raise StoreError(advice)
     return rows

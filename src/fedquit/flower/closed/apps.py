@@ -124,5 +124,10 @@ def signatures(digest: str, folder: Path) -> dict[str, str]:
     path = folder / f"{digest}.json"
     if len(digest) != 64 or not path.is_file():
         return {}
-    content = json.loads(path.read_text())
-    return {str(name): str(value) for name, value in content.items()}
+    try:
+        content = json.loads(path.read_text())
+        return {str(name): str(value) for name, value in content.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise StoreError(
+            f"cannot read the signature {path} ({error}): let the user who runs this own it, or sign the app again."
+        ) from error

@@ -45,7 +45,7 @@ class Courier:
     clock: Callable[[], float] = time.time
     _told: set[str] = field(default_factory=set)  # requests that the front knows of
     _next: float = 0.0
-    _failing: bool = False  # whether the last notice was not received
+    _failing: bool = False  # whether the last notice was not received, or not all of it
     _answered: float = 0.0
     _warned: float = 0.0
     _sentence: str = ""
@@ -61,17 +61,19 @@ class Courier:
         try:
             answer = json.loads(self.site.post(REQUESTS_PATH, json.dumps({"requests": requests}).encode()))
             received, by, sentence = str(answer["received"]), str(answer["by"]), str(answer["told"])
+            noted = {str(request) for request in answer["requests"]}
         except (FedquitError, ValueError, KeyError, TypeError) as error:
             self._next = now + RETRY
             self._failing = True
             self._warn(now, f"{error}", fresh)
             return
         self._next = now + HELLO
-        self._failing = False
+        self._failing = not noted.issuperset(requests)
         self._answered = now
-        self._told = set(requests)
-        write_private_json(self.record, {"answered": received, "by": by, "requests": requests, "told": sentence})
-        for request in fresh:
+        self._told = noted
+        listed = [request for request in requests if request in noted]
+        write_private_json(self.record, {"answered": received, "by": by, "requests": listed, "told": sentence})
+        for request in noted.intersection(fresh):
             self.say(f"the front at {by} has noted request {request} ({received}).")
         if sentence != self._sentence:
             self.say(f"the server says: {sentence}." if sentence else "the server says: training goes on.")

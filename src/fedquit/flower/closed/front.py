@@ -27,8 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import h11
+from cryptography import x509
 
-from fedquit.errors import FedquitError, StoreError
+from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.closed import rules
 from fedquit.flower.closed.apps import signatures
 from fedquit.flower.closed.authority import Authority, certificate_fingerprint, certificate_to_pem, key_to_pem, new_key
@@ -39,6 +40,7 @@ from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import SeenSites
 from fedquit.flower.closed.sites import FILE, Site
 from fedquit.flower.deploy.environment import LOOPBACK
+from fedquit.flower.token_bucket import SiteLimit, TokenBucket
 
 HANDSHAKE_TIMEOUT = 10.0  # seconds
 IDLE_TIMEOUT = 120.0  # seconds between two requests; a SuperNode sends a heartbeat every 30
@@ -52,6 +54,16 @@ MAX_LOG = 10_000_000  # bytes of a file of the log
 PIECE = 65_536
 FIRST_INHERITED = 3  # the file descriptor of the first socket that a service manager passes on
 WATCH = 0.5  # seconds between two looks at the list of sites
+UNREADABLE = 5.0  # seconds for which the last list of sites counts when the present one cannot be read
+SAY_AGAIN = 10.0  # seconds after which it is written down again that the list of sites cannot be read
+RETRY = 60.0  # seconds after which the front tries again to renew its own certificate
+ACCEPT_PAUSE = 1.0  # seconds without new connections after one could not be taken
+RENEWALS = 4  # certificates that a site may have at once; then one an hour, or sooner if they are short-lived
+LATER = "the server cannot do this now: its operator finds the reason in the front's log"
+
+
+class _TooManyRenewals(InputError):
+    """A site asks for certificates too often."""
 
 
 class _Ended(Exception):
@@ -68,6 +80,9 @@ class Front:
     _sites_version: tuple[int, int] = (0, 0)
     _connections: dict[asyncio.StreamWriter, tuple[str, str]] = field(default_factory=dict)  # site, certificate
     _handshakes: Counter[str] = field(default_factory=Counter)  # those under way, by the other side's address
+    _unreadable: float | None = None  # since when the list of sites cannot be read (Unix time)
+    _said: float = 0.0  # when that was last written down (Unix time)
+    _own_renewal: float = 0.0  # when the front's own certificate is renewed next (Unix time)
 
     def __post_init__(self) -> None:
         settings = self.project.settings
@@ -81,7 +96,9 @@ class Front:
         self._upstream = ssl.create_default_context(cafile=str(self.project.loopback.authority))
         self._seen = SeenSites(self.log.parent)
         self.board = NoticeBoard(self.log.parent, settings.address)
-        self._renew_own_certificate()
+        every = min(3600.0, settings.certificate_seconds / RENEWALS)
+        self._renewals = SiteLimit(TokenBucket(RENEWALS, every))
+        self._start_certificate()
         self._read_sites()
 
     # Serving ---------------------------------------------------------------------------------------------------------
@@ -97,7 +114,12 @@ class Front:
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()
         while True:
-            connection, address = await loop.sock_accept(listener)
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError as error:  # for example too many open files
+                self._note(cannot=f"take a connection: {_reason(error)}")
+                await asyncio.sleep(ACCEPT_PAUSE)
+                continue
             peer = str(address[0])
             if self._handshakes.total() >= MAX_HANDSHAKES or self._handshakes[peer] >= MAX_HANDSHAKES_OF_PEER:
                 self._note(peer=peer, refused="too many handshakes at once")
@@ -129,7 +151,7 @@ class Front:
     async def _serve_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sha256: str, peer: str
     ) -> None:
-        found = rules.find_site(self._sites, sha256, time.time())
+        found = self.site_of(sha256)
         if isinstance(found, rules.Refusal):
             self._note(peer=peer, refused=found.reason)
             writer.transport.abort()
@@ -152,8 +174,11 @@ class Front:
             writer.close()
 
     def site_of(self, sha256: str) -> Site | rules.Refusal:
-        """The site that holds a certificate now."""
-        return rules.find_site(self._sites, sha256, time.time())
+        """The site that holds a certificate now; nobody, if it cannot be said who was revoked."""
+        now = time.time()
+        if self._unreadable is not None and now - self._unreadable > UNREADABLE:
+            return rules.Refusal(503, "the server cannot read its list of sites: tell its operator")
+        return rules.find_site(self._sites, sha256, now)
 
     def is_newest(self, site: Site, sha256: str) -> bool:
         """Whether a site's certificate is its newest."""
@@ -161,6 +186,8 @@ class Front:
 
     def renew(self, site: Site, request: bytes) -> bytes:
         """A new certificate for a site."""
+        if not self._renewals.take(site.name, time.time()):
+            raise _TooManyRenewals("certificates are asked for too often: wait an hour.")
         certificate = self.project.renew(site.name, request)
         self._read_sites()
         self._note(site=site.name, renewed=True)
@@ -194,7 +221,7 @@ class Front:
         )
 
     def refused(self, site: str, target: bytes, refusal: rules.Refusal) -> None:
-        """Write a refusal down."""
+        """Write a refusal down, with the reason that the operator needs."""
         path = target[:80].decode("ascii", "replace")
         self._note(site=site, path=path, refused=refusal.reason, status=refusal.status)
 
@@ -207,17 +234,35 @@ class Front:
         """Follow the list of sites, end connections whose certificate no longer counts, renew the own certificate."""
         while True:
             await asyncio.sleep(WATCH)
-            with contextlib.suppress(FedquitError):  # a list that cannot be read: the last one counts
-                self._read_sites()
             now = time.time()
+            self._follow_sites(now)
             for writer, (name, sha256) in list(self._connections.items()):
-                if isinstance(refusal := rules.find_site(self._sites, sha256, now), rules.Refusal):
+                if isinstance(refusal := self.site_of(sha256), rules.Refusal):
                     self._note(site=name, cut=refusal.reason)
                     writer.transport.abort()
             if now > self._own_renewal:
-                self._renew_own_certificate()
-            with contextlib.suppress(FedquitError):  # a full disk must not end the front
+                try:
+                    self._renew_own_certificate()
+                except (FedquitError, OSError) as error:  # for example a full disk: the present one counts
+                    self._own_renewal = now + min(RETRY, self.project.settings.certificate_seconds / 10)
+                    self._note(cannot=f"renew the front's own certificate: {_reason(error)}")
+            with contextlib.suppress(FedquitError, OSError):  # a full disk must not end the front
                 self._seen.write_if_due(now)
+
+    def _follow_sites(self, now: float) -> None:
+        """Read the list of sites if it has changed; write down that it cannot be read, again and again."""
+        try:
+            self._read_sites()
+        except (FedquitError, OSError) as error:
+            self._sites_version = (0, 0)
+            if self._unreadable is None:
+                self._unreadable = now
+                self._said = 0.0
+            if now - self._said >= SAY_AGAIN:
+                self._said = now
+                self._note(cannot=f"read the list of sites: {_reason(error)}")
+        else:
+            self._unreadable = None
 
     def _read_sites(self) -> None:
         status = (self.project.folder / FILE).stat()
@@ -226,6 +271,30 @@ class Front:
             self._sites = self.project.sites
             self._sites_version = version
 
+    def _start_certificate(self) -> None:
+        """Renew the own certificate, or start with the last one if that cannot be done and it is still valid."""
+        try:
+            self._renew_own_certificate()
+        except (FedquitError, OSError) as error:
+            until = self._valid_until()
+            if until <= time.time():
+                raise
+            self._context.load_cert_chain(self._own)
+            self._own_renewal = time.time() + min(RETRY, self.project.settings.certificate_seconds / 10)
+            self._note(cannot=f"renew the front's own certificate: {_reason(error)}")
+
+    @property
+    def _own(self) -> Path:
+        """The front's own key and certificate."""
+        return self.project.folder / "front.pem"
+
+    def _valid_until(self) -> float:
+        """Until when the own certificate on the disk is valid (Unix time); 0 if there is none."""
+        try:
+            return x509.load_pem_x509_certificate(self._own.read_bytes()).not_valid_after_utc.timestamp()
+        except (OSError, ValueError):
+            return 0.0
+
     def _renew_own_certificate(self) -> None:
         settings = self.project.settings
         hosts = tuple(dict.fromkeys((settings.host, LOOPBACK, "localhost")))
@@ -233,7 +302,7 @@ class Front:
         certificate = Authority.load(self.project.folder).issue(
             settings.host, key.public_key(), settings.certificate_seconds, "server", hosts
         )
-        path = write_private(self.project.folder / "front.pem", key_to_pem(key) + certificate_to_pem(certificate))
+        path = write_private(self._own, key_to_pem(key) + certificate_to_pem(certificate))
         self._context.load_cert_chain(path)
         self._own_renewal = time.time() + settings.certificate_seconds / 2
 
@@ -283,18 +352,18 @@ class _Conversation:
             return False
         last = not self._front.is_newest(site, self._sha256)  # so that the site comes back with its newest certificate
         self._front.note_seen(site)
-        if request.target == rules.RENEW:
-            return await self._renew(site)
-        if request.target == rules.GREET:
-            return await self._greet(site)
-        if request.target == rules.REQUESTS:
-            return await self._take_notice(site)
+        own = {rules.RENEW: self._renew, rules.GREET: self._greet, rules.REQUESTS: self._take_notice}
+        if request.target in own:
+            return await own[request.target](site)
         try:
             if self._link_writer is None or self._link_writer.is_closing():
                 self._link = h11.Connection(h11.CLIENT)
                 self._link_reader, self._link_writer = await self._front.connect_upstream()
             await self._pass_request(request, headers, decision)
             return await self._pass_answer(request.target, last=last)
+        except FedquitError as error:  # a signature that cannot be read
+            self.close()
+            return await self._refuse(site, request.target, rules.Refusal(503, str(error)))
         except (OSError, h11.RemoteProtocolError):
             self.close()
             if self._site.our_state is not h11.SEND_RESPONSE:
@@ -307,11 +376,15 @@ class _Conversation:
         try:
             certificate = self._front.renew(site, body)
         except FedquitError as error:
-            refusal = rules.Refusal(403, str(error))
-            self._front.refused(site.name, rules.RENEW, refusal)
-            await self._answer(403, f"{error}\n".encode(), last=True)
-            return False
+            return await self._refuse(site, rules.RENEW, rules.Refusal(_status(error, 403), str(error)))
         await self._answer(200, certificate, last=True)
+        return False
+
+    async def _refuse(self, site: Site, target: bytes, refusal: rules.Refusal) -> bool:
+        """Answer with a refusal; a site is not told what is wrong with the files of the server."""
+        self._front.refused(site.name, target, refusal)
+        told = LATER if refusal.status == 503 else refusal.reason
+        await self._answer(refusal.status, f"{told}\n".encode(), last=True)
         return False
 
     async def _greet(self, site: Site) -> bool:
@@ -319,9 +392,7 @@ class _Conversation:
         try:
             answer = self._front.greet(site, body)
         except ValueError as error:
-            self._front.refused(site.name, rules.GREET, rules.Refusal(400, str(error)))
-            await self._answer(400, f"{error}\n".encode(), last=True)
-            return False
+            return await self._refuse(site, rules.GREET, rules.Refusal(400, str(error)))
         await self._answer(200, answer, last=True)
         return False
 
@@ -330,10 +401,7 @@ class _Conversation:
         try:
             answer = self._front.board.take(site.name, body)
         except FedquitError as error:
-            status = 429 if isinstance(error, TooManyNotices) else 400
-            self._front.refused(site.name, rules.REQUESTS, rules.Refusal(status, str(error)))
-            await self._answer(status, f"{error}\n".encode(), last=True)
-            return False
+            return await self._refuse(site, rules.REQUESTS, rules.Refusal(_status(error, 400), str(error)))
         await self._answer(200, answer, last=True)
         return False
 
@@ -418,6 +486,13 @@ def _bounded_log(path: Path) -> logging.Logger:
     log = logging.Logger("front")
     log.addHandler(logging.handlers.RotatingFileHandler(path, maxBytes=MAX_LOG, backupCount=3))
     return log
+
+
+def _status(error: FedquitError, otherwise: int) -> int:
+    """The HTTP status of a refusal: too often, the server's own fault, or else the site's."""
+    if isinstance(error, TooManyNotices | _TooManyRenewals):
+        return 429
+    return 503 if isinstance(error, StoreError) else otherwise
 
 
 def _reason(error: Exception) -> str:

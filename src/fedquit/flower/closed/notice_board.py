@@ -15,7 +15,7 @@ from pathlib import Path
 from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed.private_files import write_private_json
 from fedquit.flower.outbox import now, require_id
-from fedquit.flower.token_bucket import TokenBucket
+from fedquit.flower.token_bucket import SiteLimit, TokenBucket
 from fedquit.utils.files import read_json
 
 NOTICES = "notices.json"  # ids of requests, by the name of their site
@@ -23,6 +23,7 @@ TOLD = "told.json"  # what all sites are told
 MAX_REQUESTS = 64  # ids that are kept of a site, the newest
 MAX_NOTICE = 4096  # bytes of a notice
 LIMIT = TokenBucket(burst=10, every=5.0)  # notices of one site
+NEWS = TokenBucket(burst=5, every=3600.0)  # those that name new requests: each may start a run, which asks all sites
 
 
 class TooManyNotices(InputError):
@@ -47,23 +48,27 @@ class NoticeBoard:
 
     folder: Path  # of the server's own files in a project
     address: str  # of the front, for receipts
-    _taken: dict[str, list[float]] = field(default_factory=dict)  # when each site gave notice
+    _notices: SiteLimit = field(default_factory=lambda: SiteLimit(LIMIT))
+    _news: SiteLimit = field(default_factory=lambda: SiteLimit(NEWS))
 
     def take(self, site: str, body: bytes) -> bytes:
-        """Write a site's notice down, and answer with a receipt and with what all sites are told."""
+        """Write a site's notice down, and answer with a receipt and with what all sites are told.
+
+        A site that has named new requests too often has no receipt for more of them for now. They are not lost: the
+        site gives notice again, and the server asks all sites by itself too.
+        """
         moment = time.time()
-        recent = [when for when in self._taken.get(site, []) if moment - when < LIMIT.burst * LIMIT.every]
-        if LIMIT.next_token(recent) > moment:
+        if not self._notices.take(site, moment):
             raise TooManyNotices("notices come too often: wait some seconds.")
-        self._taken[site] = [*recent, moment]
         requests = requests_from(body)
         notices = {name: list(ids) for name, ids in read_site_notices(self.folder).items()}
         known = notices.get(site, [])
         fresh = [request for request in requests if request not in known]
-        if fresh:
+        if fresh and self._news.take(site, moment):
             notices[site] = [*known, *fresh][-MAX_REQUESTS:]
             write_private_json(self.folder / NOTICES, notices)
-        answer = {"received": now(), "by": self.address, "requests": requests, "told": read_told(self.folder)}
+        noted = [request for request in requests if request in notices.get(site, [])]
+        answer = {"received": now(), "by": self.address, "requests": noted, "told": read_told(self.folder)}
         return json.dumps(answer).encode()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedquit.errors import StoreError
-from fedquit.utils.files import write_secret
+from fedquit.utils.files import give_to_owner_of_folder, make_folder, write_secret
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -22,7 +22,7 @@ def make_private_folder(path: Path) -> Path:
     if path.is_symlink():  # whoever made it could point it anywhere
         raise StoreError(f"{path} is a link: give the folder itself.")
     try:
-        path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        make_folder(path, FOLDER_MODE)
         path.chmod(FOLDER_MODE)
     except OSError as error:
         raise StoreError(f"cannot make the folder {path} ({error.strerror}): take another place.") from error
@@ -60,10 +60,22 @@ def read_private(path: Path, what_to_do: str) -> bytes:
         raise StoreError(f"cannot read {path} ({error.strerror}): {what_to_do}") from error
 
 
+def open_lock(path: Path) -> int:
+    """The descriptor of a lock file, which is made where it is not there, for the owner of its folder."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    except OSError as error:
+        raise StoreError(
+            f"cannot open the lock {path} ({error.strerror}): let the user who runs this own the folder and its files."
+        ) from error
+    give_to_owner_of_folder(path, descriptor)
+    return descriptor
+
+
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Hold a lock file for as long as the `with` lasts; wait for another process that has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+    descriptor = open_lock(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -79,7 +91,7 @@ def only_one(path: Path, otherwise: str) -> Iterator[None]:
         path: the lock file.
         otherwise: the sentence of the `StoreError` where another process has it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    descriptor = open_lock(path)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

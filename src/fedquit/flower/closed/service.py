@@ -49,6 +49,7 @@ from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.utils.files import read_json
 
 NODE_LOCK = "lock"  # in the folder of a node's own files; held while it runs
+STATE_LOCK = "serve.lock"  # in a state directory; held while a project serves it
 SERVED = "serve.json"  # which app and state directory were served last
 WATCH = 1.0  # seconds between two looks at the list of sites
 MUTE = 86_400.0  # seconds without a word of a site, after which the operator is warned, once a day
@@ -57,6 +58,20 @@ RETRY_RENEWAL = 60.0  # seconds after a renewal that failed, or a tenth of the c
 
 
 # The operator's side -------------------------------------------------------------------------------------------------
+
+
+def read_served(project: Project) -> tuple[Path, Path] | None:
+    """The app and the state directory that were served last; None if nothing was."""
+    path = project.server / SERVED
+    if not path.exists():
+        return None
+    try:
+        content = read_json(path)
+        return Path(str(content["app"])), Path(str(content["state"]))
+    except (StoreError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"{path} does not say what was served: give --state and --app; `fedquit flower serve` writes it again."
+        ) from error
 
 
 def require_signed(app: Path, project: Project) -> None:
@@ -99,10 +114,8 @@ def serve(
         The id of the run that finished, if `until_trained`.
     """
     require_signed(plan.app, project)
-    make_private_folder(project.server)
-    write_private_json(project.server / SERVED, {"app": str(plan.app.resolve()), "state": str(state.resolve())})
     with open_federation(
-        project, state, app_user=app_user, attach=attach, patience=plan.patience, say=say
+        project, state, app=plan.app, app_user=app_user, attach=attach, patience=plan.patience, say=say
     ) as federation:
         memo = project.server / "run.json"
         link = federation.superlink
@@ -130,6 +143,7 @@ def open_federation(
     project: Project,
     state: Path,
     *,
+    app: Path | None = None,
     app_user: AppUser | None = None,
     attach: bool = False,
     patience: float = 300.0,
@@ -139,7 +153,8 @@ def open_federation(
 
     Args:
         project: the authority, the sites, the server's settings.
-        state: the state directory of the federation.
+        state: the state directory of the federation, which no other project may serve meanwhile.
+        app: the app that is served, which is written down for the operator's other commands.
         app_user: who runs the SuperLink and the server app; the present user if None.
         attach: whether both run already: then only the list of sites is carried to the SuperLink.
         patience: seconds for the SuperLink to answer.
@@ -151,9 +166,12 @@ def open_federation(
     processes = _attached if attach else _processes
     with (
         only_one(project.server / "lock", f"another `fedquit flower serve` runs {project.folder}: stop it first."),
-        processes(project, state, app_user, patience, say) as federation,
+        only_one(state / STATE_LOCK, f"another project is served on {state}: stop it, or give another --state."),
     ):
-        yield federation
+        if app is not None:
+            write_private_json(project.server / SERVED, {"app": str(app.resolve()), "state": str(state)})
+        with processes(project, state, app_user, patience, say) as federation:
+            yield federation
 
 
 @contextlib.contextmanager
@@ -327,7 +345,10 @@ class Registrar:
             hand_over(write_notices(self.state, notices), self.app_user)
 
     def warn_of_mute_sites(self, now: float) -> None:
-        """Tell the operator once a day which sites cannot be heard: their requests would reach nobody."""
+        """Tell the operator once a day which sites cannot be heard: their requests would reach nobody.
+
+        Sites that were revoked, or that the server has forgotten, have nothing to ask any more.
+        """
         seen = read_seen(self.project.server)
         for site in self.project.sites.values():
             if site.revoked is not None or now - self._warned.get(site.name, 0.0) < MUTE:
@@ -337,12 +358,24 @@ class Registrar:
             if until > now and now - last < MUTE:
                 continue
             self._warned[site.name] = now
+            if self._is_forgotten(site):
+                continue
             days = (now - last) / 86_400
             heard = f"was last seen {days:.0f} days ago" if site.name in seen else "was never seen"
             self.say(
                 f"warning: {site.name} {heard}: a request of its owner would not reach this server. "
                 + ("Ask the site to start its node." if until > now else EXPIRED.format(name=site.name))
             )
+
+    def _is_forgotten(self, site: Site) -> bool:
+        """Whether the server has erased a site, as its list of clients says."""
+        from fedquit.flower.roster import FORGOTTEN, Roster
+
+        try:
+            member = Roster(self.state).by_key(f"key:{site.fingerprints[0]}")
+        except FedquitError:  # damaged: the server says so
+            return False
+        return member is not None and member.standing == FORGOTTEN
 
     def forget_unknown_nodes(self) -> None:
         """Register again what the SuperLink does not know, for example because its database was replaced."""
@@ -384,8 +417,9 @@ class Registrar:
         except DeploymentError as error:
             if "already" not in str(error).lower():
                 raise
-            self.say(f"{site.name} is registered already.")
-            return None
+            known = self.control.node_of(site.key_pem)
+            self.say(f"{site.name} is registered already, as node {known}.")
+            return known
         self.say(f"{site.name} is registered as node {node}.")
         return node
 

@@ -91,10 +91,16 @@ def read_sites(folder: Path) -> dict[str, Site]:
     """The sites of a project, by name."""
     path = folder / FILE
     try:
-        content = json.loads(path.read_text())
+        text = path.read_text()
+    except OSError as error:
+        raise StoreError(
+            f"cannot read {path} ({error.strerror}): let the user who runs this own it, or restore it from a backup."
+        ) from error
+    try:
+        content = json.loads(text)
         version = content["version"]
         sites = [Site.from_json(value) for value in content["sites"]] if version == VERSION else []
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise StoreError(
             f"{path} is not a list of sites: restore it from a backup. Do not delete it: it says who may take part."
         ) from error

@@ -57,18 +57,23 @@ class Control:
 
     def healthy(self, timeout: float = 3.0) -> bool:
         """Whether the SuperLink answers within `timeout` seconds."""
+        try:
+            with self._open("/health", timeout) as response:
+                return bool(response.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def _open(self, path: str, timeout: float, body: bytes | None = None) -> Any:  # noqa: ANN401 - http.client's
+        """The SuperLink's answer to a request of its HTTP API, which is a POST if it has a body."""
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         scheme = "http"
         if self.authority:
             scheme = "https"
             context = ssl.create_default_context(cafile=str(self.authority))
             handlers.append(urllib.request.HTTPSHandler(context=context))
-        url = f"{scheme}://{self.address}/health"
-        try:
-            with urllib.request.build_opener(*handlers).open(url, timeout=timeout) as response:
-                return bool(response.status == 200)
-        except (OSError, urllib.error.URLError):
-            return False
+        headers = {"Content-Type": "application/protobuf", "Accept": "application/protobuf"} if body is not None else {}
+        request = urllib.request.Request(f"{scheme}://{self.address}{path}", body, headers)
+        return urllib.request.build_opener(*handlers).open(request, timeout=timeout)
 
     def call(self, *arguments: str, timeout: float = 90.0) -> dict[str, Any]:
         """Run `flwr` with these arguments; its answer as JSON. Raises `DeploymentError` where it fails."""
@@ -92,6 +97,20 @@ class Control:
     def nodes(self) -> list[dict[str, Any]]:
         """The SuperNodes that the SuperLink knows."""
         return list(self.call("supernode", "list", CONNECTION)["nodes"])
+
+    def node_of(self, public_key: bytes) -> int | None:
+        """The id of the node that is registered with a public key (PEM), which `flwr supernode list` does not tell."""
+        from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
+
+        try:
+            with self._open("/v1/control/list-nodes", 90.0, ListNodesRequest().SerializeToString()) as response:
+                listed = ListNodesResponse.FromString(response.read()).nodes_info
+        except (OSError, urllib.error.URLError) as error:
+            raise DeploymentError(
+                f"the SuperLink at {self.address} does not say which nodes it knows: {error}"
+            ) from error
+        nodes = (node for node in listed if node.status != "unregistered")
+        return next((int(node.node_id) for node in nodes if node.public_key.strip() == public_key.strip()), None)
 
     def online(self) -> int:
         """How many SuperNodes are online now."""

@@ -36,6 +36,21 @@ OPEN_PORT = (
 )
 
 
+INSECURE = (
+    "{address} is not on this machine, and --insecure has no TLS and no keys: use it with 127.0.0.1 only, and with "
+    "other machines a closed federation (docs/operate.md)."
+)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach host:port. A name other than localhost may stand for any address."""
+    host = address.rpartition(":")[0]
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 @dataclass(frozen=True)
 class Link:
     """A SuperLink: its address, its certificates, and whether it is ours to run."""
@@ -50,6 +65,8 @@ class Link:
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdigit():
             raise InputError(f"{self.address!r} is no address: write host:port, for example {LOOPBACK}:9092.")
+        if self.mode == "insecure" and not self.is_loopback:
+            raise InputError(INSECURE.format(address=self.address))
 
     @property
     def host(self) -> str:
@@ -63,11 +80,8 @@ class Link:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it. A name other than localhost may stand for any address."""
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        """Whether only this machine can reach it."""
+        return is_loopback(self.address)
 
 
 def serve(
@@ -149,10 +163,13 @@ def run_node(node: Node, superlink: str, authority: Path | None, folder: Path, *
     Args:
         node: its key, port and configuration.
         superlink: host:port of the SuperLink.
-        authority: the certificate of the authority that signed the SuperLink's; None for a connection without TLS.
+        authority: the certificate of the authority that signed the SuperLink's; None for a connection without TLS,
+            which must be to this machine.
         folder: where its logs and the certificates of its own API lie, in the home of its client.
         say: takes one sentence for the operator.
     """
+    if authority is None and not is_loopback(superlink):
+        raise InputError(INSECURE.format(address=superlink))
     log = folder / "logs" / f"{node.name}.log"
     write_json(folder.parent / NODE_FILE, {"name": node.name, "server": superlink, "started": time.time()})
     own_tls = make_tls(folder / "keys" / secrets.token_hex(8)) if authority else None

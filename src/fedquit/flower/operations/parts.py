@@ -24,13 +24,14 @@ from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed import front
 from fedquit.flower.closed.app_user import AppUser, hand_over, hand_over_tree, require_access
 from fedquit.flower.closed.apps import read_trust_file
-from fedquit.flower.closed.private_files import FILE_MODE, make_private_folder, write_private_json
+from fedquit.flower.closed.private_files import make_private_folder, open_lock, write_private_json
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.service import NODE_LOCK, SiteRun, keep_in_touch, note_node, superlink_descriptions
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.commands import Node, Value
 from fedquit.flower.deploy.environment import environment
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
+from fedquit.utils import files
 
 NODE_PORT = 9094  # of the node's own API, on loopback
 PREPARE = "run `fedquit flower prepare` first, as the units do."
@@ -38,10 +39,8 @@ PREPARE = "run `fedquit flower prepare` first, as the units do."
 
 def owner_of(path: Path) -> AppUser | None:
     """The user who owns a folder, for whom root writes something there; None where we are that user, or not root."""
-    status = path.stat()
-    if os.geteuid() != 0 or status.st_uid == 0:
-        return None
-    return AppUser(status.st_uid, status.st_gid)
+    owner = files.owner_of(path)
+    return AppUser(*owner) if owner else None
 
 
 def prepare_server(project: Project, state: Path, app_user: AppUser | None) -> None:
@@ -135,7 +134,7 @@ def run_apps(home: Path) -> NoReturn:
 
 def _hold(path: Path, otherwise: str) -> None:
     """Take a lock that stays with the process that this one becomes."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+    descriptor = open_lock(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

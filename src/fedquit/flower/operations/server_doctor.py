@@ -19,7 +19,7 @@ from fedquit.flower.closed.apps import read_trust_file
 from fedquit.flower.closed.authority import Authority
 from fedquit.flower.closed.greeting import flower_version, in_words, is_skewed
 from fedquit.flower.closed.project import Project
-from fedquit.flower.closed.service import SERVED, require_signed
+from fedquit.flower.closed.service import read_served, require_signed
 from fedquit.flower.ledger import SCHEMA
 from fedquit.flower.operations.findings import Finding, error, from_sentence, low_disks, warning, wrong_modes
 from fedquit.flower.operations.observed import is_loopback, listeners, lock_holder
@@ -159,9 +159,8 @@ def _app_signed(case: Examination) -> Iterator[Finding]:
     if project is None:
         return
     app = case.app
-    memo = project.server / SERVED
-    if app is None and memo.exists():
-        app = Path(str(read_json(memo)["app"]))
+    if app is None and (served := read_served(project)):
+        app = served[0]
     if app is None or not app.is_dir():
         yield warning("which app is served is not known", "give --app with its folder, to see whether it is signed.")
         return

@@ -20,7 +20,7 @@ from typing import Any
 from fedquit.errors import FedquitError, InputError
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import Seen, read_seen
-from fedquit.flower.closed.service import SERVED
+from fedquit.flower.closed.service import read_served
 from fedquit.flower.closed.sites import Site
 from fedquit.flower.config import needed_nodes
 from fedquit.flower.ledger import MODEL_WITHDRAWN
@@ -162,10 +162,10 @@ def locate(project: Path | None, state: Path | None) -> Source:
     opened = Project.open(project) if project else None
     if state is None:
         assert opened is not None
-        memo = opened.server / SERVED
-        if not memo.exists():
+        served = read_served(opened)
+        if served is None:
             raise InputError(f"{opened.folder} was not served yet: give --state with the state directory, once it is.")
-        state = Path(str(read_json(memo)["state"]))
+        state = served[1]
     if not state.is_dir():
         raise InputError(
             f"there is no state directory {state}: give the one that `fedquit flower serve --state` names."
@@ -178,7 +178,8 @@ def status_of(source: Source, now: float | None = None) -> Status:
     now = time.time() if now is None else now
     ledger = source.json("ledger.json") or {}
     roster: list[dict[str, Any]] = source.json("clients.json") or []
-    settings: dict[str, Any] = (source.json(SETTINGS) or {}).get("config", {})
+    stored = source.json(SETTINGS)
+    settings: dict[str, Any] = stored.get("config", {}) if isinstance(stored, dict) else {}
     members: tuple[MemberStatus, ...] = ()
     requests: tuple[RequestStatus, ...] = ()
     with source.noting():

@@ -103,6 +103,7 @@ class ServerUnits:
         prepare = _command("prepare", "--project", project, "--state", state, *separated, root=bool(separated))
         app_user = self.app_user or self.user
         hidden = [f"InaccessiblePaths={project}"] if separated else []
+        release_key = f"-{project}/release.key"  # which may be kept elsewhere
         joined = ("JoinsNamespaceOf=fedquit-superlink.service", "After=fedquit-superlink.service")
         serve = ["serve", self.app.resolve(), "--attach", "--project", project, "--state", state]
         serve += separated
@@ -130,6 +131,7 @@ class ServerUnits:
                         *ALWAYS,
                         f"User={self.user}",
                         f"ReadWritePaths={project}",
+                        f"InaccessiblePaths={release_key}",  # it needs the authority's key, to renew certificates
                         IN_NAMESPACE,
                         *CONFINED,
                         *WITHOUT_RIGHTS,
@@ -191,6 +193,7 @@ class ServerUnits:
                         "RestartSec=30",
                         *([] if separated else [f"User={self.user}"]),
                         f"ReadWritePaths={project} {state} {_path(self.app)}",  # Flower packs the app in its folder
+                        f"InaccessiblePaths={release_key} {project}/ca.key",
                         IN_NAMESPACE,
                         *CONFINED,
                         OWNER_RIGHTS,  # it writes the list of sites into the app user's folder
