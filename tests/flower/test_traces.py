@@ -123,5 +123,5 @@ def test_serving_begins_and_ends_without_traces(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(service, "run_until_finished", run_until_finished)
     monkeypatch.setattr(service, "superlink_command", lambda *_: ["sleep", "1000"])
     monkeypatch.setattr(Control, "healthy", lambda _: True)
-    assert serve(Plan(tmp_path), Link("here:1", mode="insecure"), folder, until_trained=True) == 1
+    assert serve(Plan(tmp_path), Link("127.0.0.1:1", mode="insecure"), folder, until_trained=True) == 1
     assert not on_disk(folder, SECRET)
