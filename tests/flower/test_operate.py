@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.deploy.environment import free_ports
