@@ -24,6 +24,7 @@ from fedquit.running.setup import build_setup
 from fedquit.running.smoke import LARGEST, few, images, smoke, text
 
 NAMES = packaged()
+OF_TRANSFORMERS = ("mit_b0", "huggingface")  # networks that need the extra
 BEGINS_UNTRAINED = pytest.mark.filterwarnings("ignore:mit_b0 begins untrained")
 
 
@@ -61,7 +62,7 @@ FIRST = {kind(load(name)): name for name in PLAIN_LAST}
 
 
 def marked(name: str, *marks: pytest.MarkDecorator) -> Any:
-    needs = [pytest.mark.transformers] if load(name).model.name == "mit_b0" else []
+    needs = [pytest.mark.transformers] if load(name).model.name in OF_TRANSFORMERS else []
     return pytest.param(name, marks=[*marks, *needs])
 
 
@@ -80,7 +81,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_smallest_size_of_a_recipe_runs_from_the_request_to_the_results(
     name: str, tmp_path: Path, trained: Path
 ) -> None:
-    if load(name).model.name == "mit_b0":
+    if load(name).model.name in OF_TRANSFORMERS:
         pytest.importorskip("transformers")
     recipe = smoke(load(name))
     found = run(recipe, tmp_path / "out", cache=trained)

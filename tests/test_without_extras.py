@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+OF_FLOWER = ("flwr", "cryptography", "h11", "yaml", "prometheus_client")  # packages of the extra `flower`
 HIDE = "import sys; sys.modules.update(flwr=None, transformers=None, cryptography=None, h11=None)\n"
 IMPORT_ALL = """
 import importlib, json, pkgutil, warnings
@@ -51,7 +52,7 @@ def test_every_module_but_flowers_own_can_be_imported(tmp_path: Path) -> None:
             assert name.partition(".")[0] == "triton", module
         else:
             assert module.startswith("fedquit.flower."), f"{module} needs {name}"
-            assert name.partition(".")[0] in ("flwr", "cryptography", "h11", "yaml"), module  # of the extra `flower`
+            assert name.partition(".")[0] in OF_FLOWER, module
 
 
 @pytest.mark.parametrize(
