@@ -20,6 +20,7 @@ from fedquit.flower.outbox import now
 from fedquit.flower.twice import kept, read_json_either, read_json_mended, write_json_twice
 from fedquit.utils.files import read_json, write_json
 
+FILE = "clients.json"
 SEEN = "seen.json"
 HOLDS = "who is who, and who must never take part again"  # the files that are kept twice
 
@@ -87,7 +88,7 @@ class Roster:
     """
 
     def __init__(self, state: Path, say: Callable[[str], None] = lambda _: None) -> None:
-        self.path = state / "clients.json"
+        self.path = state / FILE
         listed = mend_irreplaceable(self.path, list, say) if kept(self.path) else []
         self.members: dict[ClientId, Member] = {m["number"]: _member(m) for m in listed}
         self.seen = read_seen(state)
@@ -193,6 +194,11 @@ class Roster:
     def find(self, words: str) -> Member:
         """The client that an operator means: by number, name, key, or the beginning of its fingerprint."""
         return find_member(list(self.members.values()), words)
+
+
+def read_members(state: Path) -> list[Member]:
+    """All clients that ever were, by number, for whoever only looks."""
+    return sorted(map(_member, read_irreplaceable(state / FILE, list)), key=lambda member: member.number)
 
 
 def _member(content: Mapping[str, Any]) -> Member:
