@@ -11,8 +11,10 @@ import importlib
 import json
 import shutil
 import sqlite3
+import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -284,3 +286,52 @@ def test_the_command_says_what_comes_next(old: Path, project: Project) -> None:
     assert "client 1 is the site clinic-1, with 473 examples" in done.output
     assert "--set fedquit.train.rounds=2" in done.output
     assert "nothing was changed" in CliRunner().invoke(fedquit, command).output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_old_nodes_and_the_old_database_go_on_behind_the_front(old: Path, project: Project, tmp_path: Path) -> None:
+    """Real processes: the SuperLink of before, with its keys, and nodes with their old keys and homes."""
+    state, app, log = old / "state", tmp_path / "app", (tmp_path / "log").open("w")
+    shutil.copytree(app_folder(), app)
+    command = [sys.executable, "-m", "fedquit", "flower"]
+    subprocess.run([*command, "sign", app, "--project", project.folder], check=True, capture_output=True)
+    take_over(project, state)
+    settings = {"fedquit.train.rounds": 3, "fedquit.recover-rounds": 1, "fedquit.floor": 1, "partitions": 3}
+    options = [f"--set={name}={value}" for name, value in settings.items()]
+    serving = [
+        *command,
+        "serve",
+        app,
+        "--state",
+        state,
+        "--project",
+        project.folder,
+        *options,
+        "--set=fedquit.min-nodes=2",
+    ]
+    processes = []
+    with log:
+        for number in (0, 1):
+            site = SiteFolder(tmp_path / f"site-{number}")
+            site.take_node_key((old / "keys" / f"clinic-{number}").read_bytes())
+            site.join()
+            site.install(project.rotate(f"clinic-{number}", site.request.read_bytes()))
+            home = ["--home", old / f"home-{number}", "--set", f"partition-id={number}"]
+            processes.append(subprocess.Popen([*command, "node", "--site", site.folder, *home], stdout=log, stderr=log))
+        processes.append(subprocess.Popen(serving, stdout=log, stderr=log))
+        try:
+            deadline = time.monotonic() + 500
+            while [entry.status for entry in read_entries(state)] != ["done", "done"]:
+                assert time.monotonic() < deadline, (tmp_path / "log").read_text()[-5000:]
+                assert processes[-1].poll() is None, (tmp_path / "log").read_text()[-5000:]
+                time.sleep(0.3)
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait(60)
+    assert read_entries(state)[1].client == 1
+    assert "is registered already" in (tmp_path / "log").read_text(), "the SuperLink knew the keys"
+    clients = json.loads((state / "clients.json").read_text())
+    assert [member["name"] for member in clients] == list(NAMES), "nobody has become a new client"
