@@ -128,7 +128,38 @@ def test_erased_samples_count_no_more_whatever_the_site_says_until_the_operator_
     assert clients(setup.folder)["hospital-0"] == 40, "the operator's number is that of today"
     setup.node_of(0).spoil = lambda reply: [reply]
     setup.serve(setup.config(train={"rounds": 5, "batch_size": 8}))
-    assert clients(setup.folder)["hospital-0"] == 20, "a site may always use fewer"
+    assert clients(setup.folder)["hospital-0"] == 40, "and holds whatever the site says"
+
+
+@pytest.mark.parametrize("said", [1, 5, 10**12])
+def test_whatever_number_of_examples_a_site_says_the_pinned_one_is_its_weight(said: int, make: MakeWorld) -> None:
+    honest, lying, open_door = make("honest"), make("lying"), make("open")
+    for setup in (honest, lying):
+        close(setup)
+    for setup in (lying, open_door):
+        in_replies, of_itself = reworded(examples=said), said_of_itself(examples=said)
+        setup.node_of(1).spoil = lambda reply, first=in_replies, then=of_itself: [
+            last for changed in first(reply) for last in then(changed)
+        ]
+    expected = honest.serve(honest.config()).params
+    assert distance(lying.serve(lying.config()).params, expected) == 0.0
+    assert clients(lying.folder) == clients(honest.folder)
+    assert any(
+        f"hospital-1 says that it has {said} examples and counts for the" in line for line in lines(lying.folder)
+    )
+    assert distance(open_door.serve(open_door.config()).params, expected) > 1e-4, "where nobody agreed on a number"
+
+
+def test_samples_that_a_site_with_fewer_examples_than_agreed_erases_are_taken_off(make: MakeWorld) -> None:
+    setup = make()
+    close(setup, c0=100)  # it has 23
+    setup.serve(setup.config())
+    assert clients(setup.folder)["hospital-0"] == 100
+    setup.outbox(0).file(positions=[0, 1, 2])
+    setup.serve(setup.config())
+    assert clients(setup.folder)["hospital-0"] == 97
+    setup.serve(setup.config(train={"rounds": 3, "batch_size": 8}))
+    assert clients(setup.folder)["hospital-0"] == 97
 
 
 def test_honest_erasures_raise_no_alarm() -> None:

@@ -82,7 +82,7 @@ def enrol(
     project: ProjectFolder,
     name: Annotated[str, typer.Argument(help="The name of the site.")] = "",
     request: Annotated[Path | None, typer.Argument(metavar="CSR", help="The request that the site made.")] = None,
-    examples: Annotated[int, typer.Option(help="How many examples the site counts for at most.")] = 0,
+    examples: Annotated[int, typer.Option(help="How many examples the site has: it counts for these.")] = 0,
     fingerprint: Fingerprint = "",
     out: Annotated[
         Path | None, typer.Option("--out", help="The bundle to write, NAME.tar if not given; with --table a folder.")
@@ -168,7 +168,7 @@ def _as_words(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def examples(
     name: Name,
-    number: Annotated[int, typer.Argument(metavar="N", help="How many examples the site counts for at most.")],
+    number: Annotated[int, typer.Argument(metavar="N", help="How many examples the site has: it counts for these.")],
     project: ProjectFolder,
 ) -> None:
     """Agree on another number of examples with a site, which has got more data or never had as much."""
@@ -176,7 +176,7 @@ def examples(
     from fedquit.flower.closed.project import Project
 
     before = Project.open(project).agree_examples(name, number)
-    _say(f"{name} counts for at most {number} examples from the next round on, and for {before} until now.")
+    _say(f"{name} counts for {number} examples from the next round on, and for {before} until now.")
 
 
 def rotate(
