@@ -127,7 +127,7 @@ def test_each_key_becomes_a_site_and_nothing_of_the_old_state_is_lost(old: Path,
         "fedquit.min-nodes": 3,
     }
     after = contents(state)
-    assert after.keys() - before.keys() == {"ledger.copy.json"}
+    assert after.keys() - before.keys() == {"ledger.copy.json", "ledger.sha256"}
     ledger = json.loads(before["ledger.json"])
     assert json.loads(after["ledger.json"]) == {**ledger, "claim": {**ledger["claim"], "closed": True}}
     assert {name for name in before if after.get(name) != before[name]} == {"ledger.json"}
