@@ -49,6 +49,10 @@ from fedquit.utils.files import read_json
 NODE_LOCK = "lock"  # in the folder of a node's own files; held while it runs
 STATE_LOCK = "serve.lock"  # in a state directory; held while a project serves it
 SERVED = "serve.json"  # which app and state directory were served last
+BY_HAND = (
+    "this command starts all processes and supervises them itself, which is for trials: where the federation is to "
+    "stand, let systemd (`fedquit flower units`) or containers do so."
+)
 WATCH = 1.0  # seconds between two looks at the list of sites
 MUTE = 86_400.0  # seconds without a word of a site, after which the operator is warned, once a day
 SAY_EXPIRED = 600.0  # seconds after which a site says again that its certificate has expired
@@ -194,6 +198,7 @@ def _processes(
     folder = make_private_folder(state / FOLDER)
     hand_over_tree(state, app_user)
     require_access(folder, app_user)
+    say(BY_HAND)
     if app_user is None:
         say(SAME_USER)
     wipe_traces(folder / DATABASE, say)
@@ -510,6 +515,7 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
     if not run.home.exists():
         hand_over(make_private_folder(run.home), run.app_user)
     make_private_folder(run.folder)
+    say(BY_HAND)
     if run.app_user is None:
         say(SAME_USER)
     require_access(run.home, run.app_user)
