@@ -18,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedquit.errors import StoreError
+from fedquit.flower import twice
 from fedquit.flower.server import ServerResult
 from fedquit.flower.twice import checksum_of, copy_of, read_json_either, read_json_mended, write_json_twice
+from fedquit.utils import files
 from flower.grid_world import MakeWorld, Setup
 
 pytestmark = pytest.mark.flower
@@ -53,8 +55,6 @@ def test_any_changed_byte_of_what_is_kept_twice_is_found(which: str, share: floa
 
 @pytest.mark.parametrize("writes", [1, 2])
 def test_a_kill_between_the_writes_is_no_damage(writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedquit.flower import twice
-
     path = tmp_path / "ledger.json"
     write_json_twice(path, {"older": True})
     left = iter(range(writes))
@@ -68,8 +68,8 @@ def test_a_kill_between_the_writes_is_no_damage(writes: int, tmp_path: Path, mon
         return or_killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(twice, "write_atomic", killed(twice.write_atomic))
-        patch.setattr(twice, "write_json", killed(twice.write_json))
+        patch.setattr(twice, "write_atomic", killed(files.write_atomic))
+        patch.setattr(twice, "write_json", killed(files.write_json))
         with pytest.raises(KeyboardInterrupt):
             write_json_twice(path, VALUE)
     said: list[str] = []

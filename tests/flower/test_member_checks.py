@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 from fedquit.core import Params
 from fedquit.flower.identity import fingerprint
 from fedquit.flower.membership import write_membership
-from flower.grid_world import MakeWorld, Setup, lines
+from flower.grid_world import MakeWorld, Setup, Spoil, lines
 from flower.test_refusals import reworded, said_of_itself
 
 pytestmark = pytest.mark.flower
@@ -119,8 +119,7 @@ def test_erased_samples_count_no_more_whatever_the_site_says_until_the_operator_
     setup.outbox(0).file(positions=[0, 1, 2])
     setup.serve(setup.config())
     assert clients(setup.folder)["hospital-0"] == 20
-    in_replies, of_itself = reworded(examples=10**9), said_of_itself(examples=10**9)
-    setup.node_of(0).spoil = lambda reply: [last for first in in_replies(reply) for last in of_itself(first)]
+    setup.node_of(0).spoil = says_always(10**9)
     setup.serve(setup.config(train={"rounds": 3, "batch_size": 8}))
     assert clients(setup.folder)["hospital-0"] == 20, "what was erased is not said back"
     close(setup, c0=40)
@@ -131,16 +130,19 @@ def test_erased_samples_count_no_more_whatever_the_site_says_until_the_operator_
     assert clients(setup.folder)["hospital-0"] == 40, "and holds whatever the site says"
 
 
+def says_always(examples: int) -> Spoil:
+    """Of a node that says, in every answer, that it has so many examples."""
+    in_replies, of_itself = reworded(examples=examples), said_of_itself(examples=examples)
+    return lambda reply: [last for first in in_replies(reply) for last in of_itself(first)]
+
+
 @pytest.mark.parametrize("said", [1, 5, 10**12])
 def test_whatever_number_of_examples_a_site_says_the_pinned_one_is_its_weight(said: int, make: MakeWorld) -> None:
     honest, lying, open_door = make("honest"), make("lying"), make("open")
     for setup in (honest, lying):
         close(setup)
     for setup in (lying, open_door):
-        in_replies, of_itself = reworded(examples=said), said_of_itself(examples=said)
-        setup.node_of(1).spoil = lambda reply, first=in_replies, then=of_itself: [
-            last for changed in first(reply) for last in then(changed)
-        ]
+        setup.node_of(1).spoil = says_always(said)
     expected = honest.serve(honest.config()).params
     assert distance(lying.serve(lying.config()).params, expected) == 0.0
     assert clients(lying.folder) == clients(honest.folder)

@@ -208,7 +208,8 @@ def test_many_sites_are_registered_over_one_connection(
     for name in names:
         SiteFolder(tmp_path / name).join()
     project.enrol_many([Admission(name, (tmp_path / name / "request.csr").read_bytes(), 10) for name in names])
-    control, memo, said = scene.federation.control, tmp_path / "registered.json", []
+    control, memo = scene.federation.control, tmp_path / "registered.json"
+    said: list[str] = []
     registrar = Registrar(project, tmp_path, control, memo, None, said.append)
 
     def no_process(*_: object, **__: object) -> None:

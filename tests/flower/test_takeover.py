@@ -297,19 +297,12 @@ def test_the_old_nodes_and_the_old_database_go_on_behind_the_front(old: Path, pr
     command = [sys.executable, "-m", "fedquit", "flower"]
     subprocess.run([*command, "sign", app, "--project", project.folder], check=True, capture_output=True)
     take_over(project, state)
-    settings = {"fedquit.train.rounds": 3, "fedquit.recover-rounds": 1, "fedquit.floor": 1, "partitions": 3}
-    options = [f"--set={name}={value}" for name, value in settings.items()]
-    serving = [
-        *command,
-        "serve",
-        app,
-        "--state",
-        state,
-        "--project",
-        project.folder,
-        *options,
-        "--set=fedquit.min-nodes=2",
-    ]
+    settings = {"train.rounds": 3, "recover-rounds": 1, "floor": 1, "min-nodes": 2}
+    options = ["--set=partitions=3", *(f"--set=fedquit.{name}={value}" for name, value in settings.items())]
+
+    def start(*words: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*command, *map(str, words)], stdout=log, stderr=log)
+
     processes = []
     with log:
         for number in (0, 1):
@@ -318,8 +311,8 @@ def test_the_old_nodes_and_the_old_database_go_on_behind_the_front(old: Path, pr
             site.join()
             site.install(project.rotate(f"clinic-{number}", site.request.read_bytes()))
             home = ["--home", old / f"home-{number}", "--set", f"partition-id={number}"]
-            processes.append(subprocess.Popen([*command, "node", "--site", site.folder, *home], stdout=log, stderr=log))
-        processes.append(subprocess.Popen(serving, stdout=log, stderr=log))
+            processes.append(start("node", "--site", site.folder, *home))
+        processes.append(start("serve", app, "--state", state, "--project", project.folder, *options))
         try:
             deadline = time.monotonic() + 500
             while [entry.status for entry in read_entries(state)] != ["done", "done"]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fedquit flower`: start and supervise a federation on Flower (demo, serve, node), closed or not.
 
-The commands that make a federation closed (init, join, enrol, examples, rotate, revoke, sign, renew) are in
-`closed_flower`.
+The commands that make a federation closed (init, join, enrol, takeover, examples, rotate, revoke, sign,
+renew) are in `closed_flower`.
 """
 
 from __future__ import annotations
