@@ -235,16 +235,18 @@ def test_the_t_test_of_equivalence_alone_does_not_know_of_a_grid() -> None:
     assert np.mean(blind) > 0.1
 
 
-@pytest.mark.parametrize(("step", "power"), [(0.0, 0.86), (0.25, 0.83), (1.0, 0.68)])
-def test_the_power_of_the_equivalence_on_a_grid(step: float, power: float) -> None:
+@pytest.mark.parametrize(("step", "power", "blind"), [(0.0, 0.86, 0.87), (0.25, 0.83, 0.87), (1.0, 0.68, 0.84)])
+def test_the_power_of_the_equivalence_on_a_grid(step: float, power: float, blind: float) -> None:
     """Five targets, three Retrains and a margin of two deviations, in steps of none, a quarter and one of them."""
     draw, studies = np.random.default_rng(30), 1000
-    claimed = []
+    claimed, without = [], []
     for _ in range(studies):
         values = draw.normal(50.2, 1.0, size=(5, 4))
         sample = split(np.round(values / step) * step if step else values)
         claimed.append(equivalence_p(sample.gaps, 2.0, step=sample.step) <= 0.05)
+        without.append(equivalence_p(sample.gaps, 2.0) <= 0.05)
     assert np.mean(claimed) == pytest.approx(power, abs=tolerance(power, studies) + 0.01)
+    assert np.mean(without) == pytest.approx(blind, abs=tolerance(blind, studies) + 0.01)
 
 
 @pytest.mark.parametrize("retrains", [2, 3, 10])
