@@ -343,8 +343,10 @@ class BundleReader:
         stamp = tuple(_stamp(each) for each in (path, path.with_suffix(".safetensors")))
         if path not in self._known or self._known[path][0] != stamp:
             stored = _json(path)
-            is_reference = isinstance(stored, dict) and stored.get("kind") == KIND
-            self._known[path] = (stamp, _reference(path, stored) if is_reference else None)
+            reference = None
+            if isinstance(stored, dict) and stored.get("kind") == KIND:
+                reference = _reference(path, stored)
+            self._known[path] = (stamp, reference)
         return self._known[path][1]
 
 
