@@ -26,6 +26,7 @@ This module decides; it opens no file and asks no client. Who drives it stores t
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -47,6 +48,7 @@ from fedquit.core import (
     Training,
 )
 from fedquit.core.fedavg import cohort, fedavg
+from fedquit.core.local_layers import BeginAnew, is_layers_key, local_names
 from fedquit.core.method import Method, is_of
 from fedquit.core.params import require_finite, require_same_shapes, statistics_of
 from fedquit.core.recalibration import recalibrated
@@ -429,16 +431,23 @@ def unlearning_round(method: Method, fed: Federation, state: State, trained: Tra
     """One round of the unlearning by the method that serves the request.
 
     After the last one, clients that stay measure BatchNorm's statistics anew on retained data, where the model has any.
+    Where BatchNorm is local, all of them do, and before the first round of a method that begins anew they give up the
+    layers of their own that belong to the old model.
 
     Raises:
         NonFiniteError: the round's result holds NaN or infinity.
         UnusableModelError: the round's result has other parameters than the model, or other shapes.
     """
+    local = bool(local_names(fed.model))
+    if local and method.begins_anew and state.round == 0:
+        deque(fed.run(BeginAnew(), request.stay(fed.clients), split="retain"), maxlen=0)
     after = method.unlearn(fed, state, trained, request)
     require_usable(after, state, "unlearning")
-    if method.recalibrates and statistics_of(after.params) and after.round == method.rounds(trained, request):
+    has_statistics = local or statistics_of(after.params)
+    if method.recalibrates and has_statistics and after.round == method.rounds(trained, request):
         training = trained.training
-        stay = cohort(request.stay(fed.clients), training.clients_per_round, fed.seed)
+        stay = request.stay(fed.clients)
+        stay = stay if local else cohort(stay, training.clients_per_round, fed.seed)
         new = recalibrated(RetainedData(fed), after.params, stay, training.task.local.batch_size)
         after = dataclasses.replace(after, params=new)
         require_usable(after, state, "unlearning")
@@ -567,12 +576,18 @@ def names_to_erase(clients: Iterable[ClientId], *, with_marks: bool) -> Callable
     return is_erased
 
 
-def homes_to_erase(clients: Iterable[ClientId]) -> Callable[[str], bool]:
-    """Which keys of the clients' own memories, "client/name", are of these clients."""
+def homes_to_erase(clients: Iterable[ClientId], *, stay: bool = False) -> Callable[[str], bool]:
+    """Which keys of the clients' own memories, "client/name", are of these clients.
+
+    Args:
+        clients: whose request is over.
+        stay: whether they gave up samples only. Then they keep layers of their own, which were unlearned, measured
+            anew and recovered without the samples; whole clients take theirs with them.
+    """
     numbers = {str(c) for c in clients}
 
     def is_erased(key: str) -> bool:
-        return key.partition("/")[0] in numbers
+        return key.partition("/")[0] in numbers and not (stay and is_layers_key(key))
 
     return is_erased
 
@@ -607,4 +622,4 @@ def erase(
     method.forget(shelf, clients)
     delete(names_to_erase(clients, with_marks=not life.requested.samples and not life.gave_up))
     if delete_at_home:
-        delete_at_home(homes_to_erase(clients))
+        delete_at_home(homes_to_erase(clients, stay=life.requested.samples))
