@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -155,14 +156,14 @@ def test_a_run_that_is_stopped_again_and_again_equals_one_that_is_not(tmp_path: 
     several = recipe(
         train={"rounds": 2},
         request=[{"clients": [1]}, {"kind": "join", "clients": [1], "anew": True}, {"clients": [2], "samples": 0.3}],
-        recover={"max_rounds": 2, "follow": 1, "control": True, "retrain_longer": True},
+        recover={"max_rounds": 1, "control": True, "retrain_longer": True},
         retrain=True,
     )
     whole = run(several, tmp_path / "whole", cache=tmp_path / "cache-whole")
     stops = 0
     while True:
         try:
-            parts = run(several, tmp_path / "parts", cache=tmp_path / "cache-parts", reporter=Killer(6))
+            parts = run(several, tmp_path / "parts", cache=tmp_path / "cache-parts", reporter=Killer(5))
             break
         except Stop:
             stops += 1
@@ -178,7 +179,26 @@ def test_a_run_that_is_stopped_again_and_again_equals_one_that_is_not(tmp_path: 
             assert one.keys() == other.keys()
             assert all(torch.equal(p, other[n]) for n, p in one.items())
     last = separated(load_params(tmp_path / "whole" / "request-2" / "model.safetensors")[0])[1]
-    assert set(last) == {0, 1, 2, 3}, "who gives up samples keeps its layers"
+    assert set(last) == {0, 1, 2, 3}, "who gives up samples stays"
+    erased = {
+        request: {unquote(path.name).partition("@")[0] for path in tmp_path.glob(f"whole/request-{request}/erased/*/*")}
+        for request in (0, 2)
+    }
+    assert "1/batchnorm" in erased[0]
+    assert "2/batchnorm" not in erased[2], "and keeps its layers"
+
+
+def test_natural_and_retrain_go_on_with_the_layers_that_they_had(tmp_path: Path) -> None:
+    """The control is a run of Natural; Retrain for more rounds goes on as if it had been trained for longer."""
+    longer = {"max_rounds": 1, "control": True, "retrain_longer": True}
+    rows = {row["phase"]: row for row in run(recipe(recover=longer, retrain=True), tmp_path / "run")["rows"]}
+    natural = run(recipe("natural", recover={"max_rounds": 2}), tmp_path / "natural")["rows"][-1]
+    assert rows["natural"]["fingerprint"] == natural["fingerprint"]
+    path = rows["recovered"]["retrain_longer_path"]
+    retrained = rows["retrained"]
+    assert path[0]["test_acc"] == retrained["test_acc"]
+    homes = {unquote(p.name).partition("@")[0] for p in tmp_path.glob("run/request-0/retrained-longer/clients/*")}
+    assert homes == {home_key(c) for c in (0, 2, 3)}
 
 
 @pytest.mark.parametrize("method", ["retrain", "rapid", "federaser"])

@@ -6,8 +6,8 @@ nobody's, and the models of the clients that stay read the test set in turn. So 
 attacks need it, and its accuracy estimates the mean over these models in one pass.
 
 A client without layers is a newcomer to the model: above all the one that left, to Retrain, which never met it. It gets
-what Li et al. (FedBN, ICLR 2021) propose for a client that was not trained with: the mean of the others' layers, with
-running statistics of its own examples, training data and hold-out alike and without their labels.
+what FedBN's authors suggest for clients outside the training: the mean of the others' layers, with running statistics
+of its own examples, training data and hold-out alike and without their labels.
 """
 
 from __future__ import annotations
