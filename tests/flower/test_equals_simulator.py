@@ -21,8 +21,9 @@ from fedquit.errors import InputError, RequestError
 from fedquit.methods import METHODS
 from fedquit.models import FunctionalModel
 from fedquit.running.recipe import Recipe, build
-from fedquit.running.store import load_params
+from fedquit.running.store import load_params, save_params
 from flower.grid_world import Setup
+from flower.test_member_checks import close
 
 pytestmark = pytest.mark.flower
 
@@ -105,6 +106,28 @@ def test_local_batch_norm_over_flower_equals_the_simulator(method: str, kind: st
     names = [name for path in state for name in load_params(path)[0]]
     assert names
     assert not [name for name in names if "running" in name or name.endswith(("1.weight", "1.bias"))]
+
+
+def test_a_withdrawn_model_takes_the_clients_layers_with_it(tmp_path: Path) -> None:
+    """Whatever they had, even if nothing could be trained from it."""
+    model = {"name": "own_networks:batch_norm_net", "dtype": "float64", "batchnorm": "local"}
+    federation = SmallFederation(build(Recipe, {**RECIPE, "model": model}, "recipe"), clients=CLIENTS)
+    setup = Setup(federation.data, federation.setup(federation.build_method()).model, tmp_path)
+    last = max(federation.clients)
+    close(setup, revoked=(last,))
+    floor = len(federation.clients) - 1
+    config = setup.config(min_nodes=1, floor=floor, train=TRAIN)
+    setup.serve(config)
+    setup.outbox(0).file()
+    assert "the model was withdrawn" in setup.serve(config).erasures[0].reason
+    kept = [*tmp_path.glob("homes/*/memory/*/*batchnorm@*.safetensors")]
+    assert kept
+    for path in kept:
+        save_params(path, {n: torch.full_like(p, torch.nan) for n, p in load_params(path)[0].items()})
+    close(setup)
+    again = setup.serve(config)
+    assert again.rounds == TRAIN["rounds"]
+    assert all(bool(p.isfinite().all()) for p in again.params.values())
 
 
 def test_local_batch_norm_is_no_audit_of_whole_models(tmp_path: Path) -> None:

@@ -143,6 +143,8 @@ class Phases:
             self._gather(stage)
             self._intake.begin_round()
             with self._round(stage):
+                if phase.served and not lifecycle.has_been_trained(state):  # the model before was withdrawn
+                    lifecycle.give_up_layers(stage.fed, stage.session.present)
                 after = hooks.round(stage.fed, state, self._training, stage.session.present)
             self._roster.note(stage.examples)
             lifecycle.require_usable(after, state, f"phase {phase.name!r}")

@@ -439,8 +439,8 @@ def unlearning_round(method: Method, fed: Federation, state: State, trained: Tra
         UnusableModelError: the round's result has other parameters than the model, or other shapes.
     """
     local = bool(local_names(fed.model))
-    if local and method.begins_anew and state.round == 0:
-        deque(fed.run(BeginAnew(), request.stay(fed.clients), split="retain"), maxlen=0)
+    if method.begins_anew and state.round == 0:
+        give_up_layers(fed, request.stay(fed.clients), "retain")
     after = method.unlearn(fed, state, trained, request)
     require_usable(after, state, "unlearning")
     has_statistics = local or statistics_of(after.params)
@@ -452,6 +452,18 @@ def unlearning_round(method: Method, fed: Federation, state: State, trained: Tra
         after = dataclasses.replace(after, params=new)
         require_usable(after, state, "unlearning")
     return after
+
+
+def give_up_layers(fed: Federation, clients: Sequence[ClientId], split: Split = "all") -> None:
+    """Let clients whose BatchNorm is local begin with the first layers again: those that they have are of another model.
+
+    Args:
+        fed: the way to the clients.
+        clients: who is asked; nobody where all layers travel.
+        split: of their examples, of which none is used.
+    """
+    if local_names(fed.model):
+        deque(fed.run(BeginAnew(), clients, split=split), maxlen=0)
 
 
 def recovery_round(
