@@ -455,7 +455,7 @@ def unlearning_round(method: Method, fed: Federation, state: State, trained: Tra
 
 
 def give_up_layers(fed: Federation, clients: Sequence[ClientId], split: Split = "all") -> None:
-    """Let clients whose BatchNorm is local begin with the first layers again: those that they have are of another model.
+    """Let clients whose BatchNorm is local begin with the first layers again: those that they have are of an old model.
 
     Args:
         fed: the way to the clients.
