@@ -35,7 +35,6 @@ from fedquit.core import (
     ClientId,
     Federation,
     Memory,
-    Model,
     Params,
     Part,
     Program,
@@ -52,6 +51,7 @@ from fedquit.core.local_layers import BeginAnew, is_layers_key, local_names
 from fedquit.core.method import Method, is_of
 from fedquit.core.params import require_finite, require_same_shapes, statistics_of
 from fedquit.core.recalibration import recalibrated
+from fedquit.core.wrapper import FederationWrapper
 from fedquit.errors import (
     AbsentClientError,
     FedquitError,
@@ -491,26 +491,9 @@ def recovery_round(
     return after
 
 
-@dataclass(frozen=True)
-class RetainedData:
+@dataclass
+class RetainedData(FederationWrapper):
     """A federation whose clients use retained data only."""
-
-    inner: Federation
-
-    @property
-    def model(self) -> Model:
-        """The network that everybody trains."""
-        return self.inner.model
-
-    @property
-    def clients(self) -> tuple[ClientId, ...]:
-        """Who can be asked now."""
-        return self.inner.clients
-
-    @property
-    def seed(self) -> int:
-        """For what the server itself draws."""
-        return self.inner.seed
 
     def run(
         self, task: Task | Program, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params
@@ -521,10 +504,6 @@ class RetainedData:
             retaining = Program(tuple(Part(part.task, _retained(part.split)) for part in task.parts))
             return self.inner.run(retaining, clients, split="all", **sent)
         return self.inner.run(task, clients, split=_retained(split), **sent)
-
-    def run_at_server(self, task: Task, **sent: Params) -> Params:
-        """Do a task on the server's own public data."""
-        return self.inner.run_at_server(task, **sent)
 
 
 def _retained(split: Split) -> Split:
