@@ -69,7 +69,7 @@ class ServerParts:
 
 @dataclass
 class _Stage:
-    """One phase at work."""
+    """The session, meter, memory and state file of the phase at hand."""
 
     session: Session
     fed: Metered
