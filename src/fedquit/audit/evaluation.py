@@ -115,13 +115,13 @@ class Evaluation:
         holdout = self._scores("holdout", params)
         if forget is None or holdout is None:
             return {}
-        found = exposed_samples(forget.phi, holdout.phi)
+        exposed = exposed_samples(forget.phi, holdout.phi)
         owners = self.forget_samples()
         by_client: dict[int, list[dict[str, Any]]] = {client: [] for client in self.request.clients}
-        for i in np.lexsort((-forget.phi, found.p)):
+        for i in np.lexsort((-forget.phi, exposed.p)):
             client, sample = owners[i]
-            word = "remembered" if found.named[i] else ""
-            score = {"sample": sample, "phi": float(forget.phi[i]), "p": float(found.p[i]), "exposed": word}
+            word = "remembered" if exposed.named[i] else ""
+            score = {"sample": sample, "phi": float(forget.phi[i]), "p": float(exposed.p[i]), "exposed": word}
             by_client[client].append(score)
         return by_client
 

@@ -148,7 +148,7 @@ class BundledRetrain:
         recorded = self.reference.row(recipe.request[0].clients)
         return retrain_from(self.reference, self.left_empty(recipe, recorded), (), {})
 
-    def told(self, recipe: Recipe, evaluation: Evaluation, row: Row, original: Row) -> dict[str, Any]:
+    def provenance(self, recipe: Recipe, evaluation: Evaluation, row: Row, original: Row) -> dict[str, Any]:
         """The field `retrain_from` of the results.
 
         Args:

@@ -142,9 +142,9 @@ class LastRounds:
         write_json(self._file, self.points)
 
 
-def request_point(evaluation: Evaluation, found: Progress) -> PathPoint:
+def request_point(evaluation: Evaluation, original: Progress) -> PathPoint:
     """Round 0 of a path: the model that the request found."""
-    return {"round": 0, "phase": "original", **evaluation.point(found.evaluated), "bytes": 0}
+    return {"round": 0, "phase": "original", **evaluation.point(original.evaluated), "bytes": 0}
 
 
 class Recovery:

@@ -93,8 +93,7 @@ def run(
         results = results_of(setup, rows)
         if bundled:
             own = {row["phase"]: row for row in rows}
-            told = bundled.told(recipe, evaluation_of(setup), own["retrained"], own["original"])
-            results[RETRAIN_FROM] = told
+            results[RETRAIN_FROM] = bundled.provenance(recipe, evaluation_of(setup), own["retrained"], own["original"])
         return write_results(out, results)
 
 

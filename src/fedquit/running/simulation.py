@@ -206,7 +206,7 @@ class Simulation:
 
         file = StateFile(folder / "unlearned.safetensors")
         phase = advance(session, self.life.phase.name, self.state, step, file, rounds, meter)
-        seen = phase if after_round is None else _told(phase, after_round)
+        seen = phase if after_round is None else _reported(phase, after_round)
         progress = driven(seen, self._reporter, f"Unlearning: {self.method_name}", rounds)
         return UnlearnedRequest(request, folder, marked.after(request), trained, memories, method, progress)
 
@@ -358,7 +358,7 @@ def _outdated(method: Method, request: Request) -> tuple[ClientId, ...]:
     return request.clients if method.begins_anew and not request.samples else ()
 
 
-def _told(rounds: Rounds, after_round: Callable[[Progress], None]) -> Rounds:
+def _reported(rounds: Rounds, after_round: Callable[[Progress], None]) -> Rounds:
     with closing(rounds):
         for progress in rounds:
             after_round(progress)
