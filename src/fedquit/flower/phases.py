@@ -146,7 +146,7 @@ class Phases:
                 if phase.served and not lifecycle.has_been_trained(state):  # the model before was withdrawn
                     lifecycle.give_up_layers(stage.fed, stage.session.present)
                 after = hooks.round(stage.fed, state, self._training, stage.session.present)
-            self._roster.note(stage.examples)
+            self._roster.note(stage.examples, stage.engine.said)
             lifecycle.require_usable(after, state, f"phase {phase.name!r}")
             return after
 
@@ -464,7 +464,7 @@ class Phases:
             self._gather(stage)
             with self._round(stage):
                 after = lifecycle.recovery_round(method, hooks, stage.fed, state, trained, life.requested)
-            self._roster.note(stage.examples)
+            self._roster.note(stage.examples, stage.engine.said)
             return after
 
         try:
