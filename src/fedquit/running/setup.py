@@ -89,11 +89,11 @@ class Setup:
         if not _on_same_data(self.recipe, recipe):
             return build_setup(recipe)
         initial = self.initial
-        whole = self.model.init(Address(recipe.seed, "init").seed_for("server"))
         if recipe.seed != self.recipe.seed:
+            whole = self.model.init(Address(recipe.seed, "init").seed_for("server"))
             initial = placed(shared_part(self.model, whole), self.device)
         training = recipe.train.training()
-        require_covered(recipe.build_method(), self.model, whole)
+        require_covered(recipe.build_method(), self.model, initial | first_layers(self.model, recipe.seed))
         return dataclasses.replace(
             self, recipe=recipe, training=training, initial=initial, method=recipe.build_method()
         )
