@@ -60,7 +60,7 @@ def run(
     from fedquit.studies.execution import run_study
     from fedquit.studies.plan import expand, load_study
 
-    plan = expand(load_study(study), beside=Path(study).parent, data_dir=data_dir, partitions=partition_dir)
+    plan = expand(load_study(study), folder=Path(study).parent, data_dir=data_dir, partitions=partition_dir)
     with _stopped_by_signal() as stop, Bars("Study") as bars:
         outcome = run_study(
             plan,

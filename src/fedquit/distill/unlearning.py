@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedquit.distill.batches import Batches, Collate, Data, Forward, Labels, Reader, mapped, refuse_probabilities
-from fedquit.distill.losses import LOSSES, distillation_in_chunks
+from fedquit.distill.chunked import distillation_in_chunks
+from fedquit.distill.losses import LOSSES, Rule
 from fedquit.distill.stepping import NewOptimizer, Steps, new_optimizer
 from fedquit.distill.virtual_teacher import check_labels, checked_options
 from fedquit.errors import InputError, NonFiniteError
@@ -126,7 +127,7 @@ def unlearn(
         UnknownNameError: for a teacher, loss, optimizer or teacher option that does not exist.
         NonFiniteError: if the given model returns, or the student arrives at, NaN or infinity.
     """
-    settings = checked_options(teacher, teacher_options)
+    rule = Rule(teacher, loss, **checked_options(teacher, teacher_options))
     lookup(LOSSES, loss, "loss")
     make = new_optimizer(optimizer, check_rate(lr))
     check_count("epochs", epochs)
@@ -160,7 +161,7 @@ def unlearn(
             refuse_probabilities(global_logits)
         logits = student_logits(reader, student, inputs)
         logits = logits if kept is None else logits[kept]
-        return distillation_in_chunks(logits, global_logits, targets, u, teacher=teacher, loss=loss, **settings)
+        return distillation_in_chunks(logits, global_logits, targets, u, rule)
 
     take_steps(
         steps, losses_of, batches, student, seed=seed, place=place, autocast=autocast, callback=callback,

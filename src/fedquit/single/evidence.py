@@ -65,10 +65,10 @@ class Evidence:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, for JSON, without the scores of single examples."""
-        found: dict[str, Any] = {"sizes": self.sizes, "accuracy": self.accuracy, "loss": self.loss}
+        fields: dict[str, Any] = {"sizes": self.sizes, "accuracy": self.accuracy, "loss": self.loss}
         if self.null:
             judged = self.null.trace
-            found |= {
+            fields |= {
                 "auc": self.null.auc.value,
                 "auc_low": self.null.auc.low,
                 "auc_high": self.null.auc.high,
@@ -76,7 +76,7 @@ class Evidence:
                 "margin": judged.margin,
                 "original_auc_low": judged.original_low,
             }
-        return found | {"verdict": self.verdict, "reason": self.reason}
+        return fields | {"verdict": self.verdict, "reason": self.reason}
 
     def __str__(self) -> str:
         lines = [f"{'set':<10}{'examples':>10}{'accuracy %':>12}{'loss':>9}"]
@@ -176,7 +176,7 @@ def _scores(
     """The scores of every example of every set, under one model in evaluation mode."""
     judged = copied(model, place, share_frozen=True).eval()
     reader = Reader(model, **how)
-    found = {}
+    scores = {}
     for name, data in sets.items():
         parts = []
         with torch.no_grad():
@@ -194,8 +194,8 @@ def _scores(
                     parts += [score_logits(z[k][None], y[k][None]) for z, y, k in rows if bool(k.any())]
         if not parts:
             raise InputError(f"every label of the {name} data is {reader.ignore_index}, which is left out.")
-        found[name] = Scores.joined(*parts)
-    return found
+        scores[name] = Scores.joined(*parts)
+    return scores
 
 
 def _flat(targets: torch.Tensor) -> torch.Tensor:

@@ -230,8 +230,8 @@ def forget(
         given: dict[str, Any] = {name: data for name, data in sets.items() if data is not None}
         return evaluate(one, **given, original=original, margin=margin, **reading)
 
-    found = judged(model, None)
-    before = Evidence(found.scores, null_of(found.scores, found, margin))  # the given model is its own original
+    original = judged(model, None)
+    before = Evidence(original.scores, null_of(original.scores, original, margin))  # it is its own original
     sweep: Sweep | None = None
     rate = float(lr) if chosen.has_rate and lr != "auto" else None
     if chosen.has_rate and rate is None:
