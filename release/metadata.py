@@ -17,6 +17,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 LINK = re.compile(r"(!?)\[((?:[^\]\[`]|`[^`]*`)*)\]\(([^)\s]+)\)|`[^`]*`")  # or code, which stays as it is
 FENCE = re.compile(r"^\s*(```|~~~)")
 CLONE = "<this repository>"
+INSTALL = ("pip install .    # in a clone of this repository; ", "pip install fedquit    # ")
 VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 
@@ -71,7 +72,7 @@ def for_an_index(markdown: str, address: str, version: str) -> str:
         in_code ^= bool(FENCE.match(line))
         lines.append(line if in_code else LINK.sub(lambda match: _link(match, address, version), line))
     page = "\n".join(lines) + "\n"
-    return page.replace(CLONE, address) if address else page
+    return page.replace(CLONE, address).replace(*INSTALL) if address else page
 
 
 def _link(match: re.Match[str], address: str, version: str) -> str:

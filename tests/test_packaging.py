@@ -91,6 +91,11 @@ def wheel(dist: tuple[Path, Path]) -> Path:
         ("`a[0](b)`", "`a[0](b)`", "`a[0](b)`"),
         ("```\n[x](y)\n```", "```\n[x](y)\n```", "```\n[x](y)\n```"),
         ("git clone <this repository>", "git clone <this repository>", "git clone https://h.org/f"),
+        (
+            "pip install .    # in a clone of this repository; x",
+            "pip install .    # in a clone of this repository; x",
+            "pip install fedquit    # x",
+        ),
     ],
 )
 def test_links_lead_somewhere_on_an_index(written: str, without: str, with_address: str) -> None:
@@ -106,6 +111,7 @@ def test_every_relative_link_of_the_readme_leads_to_a_file_and_none_is_left_on_a
     targets = [link[2:-1].partition("#")[0] for link in relative.findall(text)]
     assert len(targets) > 10
     assert all((ROOT / target).exists() for target in targets)
+    assert all(words in text for words in (hook.CLONE, hook.INSTALL[0]))
     for address in ("", "https://h.org/f"):
         assert not relative.findall(hook.for_an_index(text, address, "1.2"))
 
