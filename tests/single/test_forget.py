@@ -220,6 +220,15 @@ def test_a_rate_that_destroys_the_model_and_a_missing_recovery_are_noted() -> No
     assert "recovered" not in str(result).splitlines()[0]
 
 
+def test_evaluate_warns_of_a_model_that_unlearning_has_destroyed() -> None:
+    sets: dict[str, Any] = {"forget": FORGET, "holdout": HOLDOUT, "original": original()}
+    with pytest.warns(UserWarning, match=r"^The holdout accuracy fell from .* destroyed, lower the rate\.$"):
+        fedquit.evaluate(fedquit.unlearn(original(), FORGET, lr=3.0), **sets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedquit.evaluate(fedquit.recover(original(), RETAIN, lr=1e-4), **sets)
+
+
 def test_trainable_parameters_that_did_not_move_are_named() -> None:
     class Unused(nn.Module):
         def __init__(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -128,6 +129,7 @@ def evaluate(
         retain: training data that stays.
         test: test data.
         original: the model before unlearning, or its evidence on the same data; without it nothing is called forgotten.
+            With the model and a hold-out, a warning says where accuracy fell to what naming one class gives.
         margin: how far from one half an AUC may lie and still count as forgotten.
         batch_size: samples in a pass; a DataLoader has its own.
         forward: (model, batch) -> logits, for batches or outputs of another form.
@@ -155,7 +157,32 @@ def evaluate(
     else:
         raise InputError(f"original is {describe(original)}: give the nn.Module before unlearning, or its evidence.")
     scores = _scores(model, given, batch_size, collate, place, how)
-    return Evidence(scores, null_of(scores, before, margin))
+    evidence = Evidence(scores, null_of(scores, before, margin))
+    if before is not None and isinstance(original, nn.Module):
+        destruction = destroyed(before, evidence)
+        if destruction:
+            warnings.warn(destruction, stacklevel=2)
+    return evidence
+
+
+def destroyed(before: Evidence, after: Evidence) -> str:
+    """A sentence where a model fell to what naming one class gives; "" where it did not, or nothing can tell.
+
+    Args:
+        before: evidence on the original.
+        after: evidence on the model that was made from it.
+    """
+    both = before.scores.keys() & after.scores.keys()
+    kept = next((name for name in ("test", "holdout", "retain") if name in both), None)
+    if kept is None:
+        return ""
+    level, was, now = chance(after.scores[kept]), before.accuracy[kept], after.accuracy[kept]
+    if not now <= level < was:
+        return ""
+    return (
+        f"The {kept} accuracy fell from {was:.1f} to {now:.1f} %, no more than naming one class gives "
+        f"({level:.1f} %): the model is destroyed, lower the rate."
+    )
 
 
 def null_of(scores: Mapping[str, Scores], before: Evidence | None, margin: float) -> HoldoutNull | None:

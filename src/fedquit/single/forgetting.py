@@ -19,7 +19,7 @@ from fedquit.distill.stepping import NewOptimizer
 from fedquit.distill.unlearning import Callback, check_options, is_rate
 from fedquit.errors import InputError, NonFiniteError
 from fedquit.inference.trace import MARGIN
-from fedquit.single.evidence import Evidence, chance, evaluate, null_of
+from fedquit.single.evidence import Evidence, destroyed, evaluate, null_of
 from fedquit.single.methods import METHODS
 from fedquit.single.recovery import recover
 from fedquit.studies.sweep import Candidate, HalfVerdict, Sweep, choose
@@ -347,14 +347,9 @@ def _notes(
     if unmoved:
         some = ", ".join(unmoved[:3]) + (f" and {len(unmoved) - 3} more" if len(unmoved) > 3 else "")
         notes.append(f"Trainable parameters that did not move: {some}.")
-    kept = next((name for name in ("test", "holdout", "retain") if name in after.scores), None)
-    if kept:
-        level, was, now = chance(after.scores[kept]), before.accuracy[kept], after.accuracy[kept]
-        if now <= level < was:
-            notes.append(
-                f"The {kept} accuracy fell from {was:.1f} to {now:.1f} %, no more than naming one class gives "
-                f"({level:.1f} %): the model is destroyed, lower the rate."
-            )
+    destruction = destroyed(before, after)
+    if destruction:
+        notes.append(destruction)
     if unrecovered:
         notes.append(
             "Without retain data nothing was recovered: do not publish the model before it was trained further."
