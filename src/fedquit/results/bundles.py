@@ -468,8 +468,8 @@ def _check_shapes(reference: Reference) -> None:
         for name, (shape, types) in wanted.items():
             part = file.get_slice(name)
             if part.get_shape() != shape or part.get_dtype() not in types:
-                found = f"{part.get_dtype()} of shape {part.get_shape()}"
-                raise _damaged(path, f"{name} is {found} and should be {types[0]} of shape {shape}")
+                actual = f"{part.get_dtype()} of shape {part.get_shape()}"
+                raise _damaged(path, f"{name} is {actual} and should be {types[0]} of shape {shape}")
 
 
 def _opened(path: Path) -> Any:  # noqa: ANN401 - safetensors has no type for it
