@@ -231,7 +231,7 @@ def test_natural_and_retrain_go_on_with_the_layers_that_they_had(tmp_path: Path)
     for name, row in (("natural", rows["natural"]), ("natural", natural), ("run", rows["recovered"])):
         scores = evaluation.scores(load_params(tmp_path / name / "request-0" / "model.safetensors")[0])
         for part in ("forget", "holdout", "retain", "test"):
-            of_part = scores[part]  # type: ignore[index]
+            of_part = scores[part]
             assert of_part is not None
             assert row[f"{part}_loss"] == pytest.approx(float(of_part.loss.mean()), rel=1e-12), "judged as it is stored"
 
