@@ -376,7 +376,8 @@ def test_integers_of_numpy_are_integers() -> None:
     ours = unlearn(Mixed(), (X, Y), lr=0.01, epochs=2, batch_size=5, seed=3)
     numpy = unlearn(Mixed(), (X, Y), lr=0.01, epochs=np.int64(2), batch_size=np.int32(5), seed=np.int64(3))  # type: ignore[arg-type]
     assert torch.equal(weights(numpy), weights(ours))
-    assert torch.equal(virtual_logits(X, Y % 3, "random", seed=np.int64(3)), virtual_logits(X, Y % 3, "random", seed=3))
+    seed: Any = np.int64(3)
+    assert torch.equal(virtual_logits(X, Y % 3, "random", seed=seed), virtual_logits(X, Y % 3, "random", seed=3))
     with pytest.raises(InputError, match=r"^epochs is 1\.0 and has to be an integer"):
         unlearn(Mixed(), (X, Y), lr=0.01, epochs=1.0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^seed is 'a' and has to be an integer"):

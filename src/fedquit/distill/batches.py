@@ -185,11 +185,12 @@ class Reader:
         Raises:
             InputError: for inputs that the model cannot take, or an output that holds no logits.
         """
+        of_batches = OF_HOOKS if self.forward else OF_INPUTS
         try:
             output = self._output(model, inputs)
         except (FedquitError, torch.OutOfMemoryError):
             raise
-        except OF_HOOKS if self.forward else OF_INPUTS as error:
+        except of_batches as error:
             what, advice = "the model", "give inputs of the shape and type that it was trained on, or `forward`"
             if self.forward:
                 what, advice = "`forward`", "repair it for such batches"
