@@ -107,6 +107,7 @@ __all__ = [
     "Ask",
     "Choice",
     "ClientIndices",
+    "Compile",
     "Engine",
     "EngineOptions",
     "Examples",

@@ -93,7 +93,8 @@ class CompiledGradients:
             return [tensor for tensor in found if tensor is not None]
 
         given = [t.detach() for t in inputs]
-        graph = make_fx(outputs)(*given)
+        with torch.autograd.set_multithreading_enabled(False):  # a thread of autograd's would not be traced
+            graph = make_fx(outputs)(*given)
         operations = len(graph.graph.nodes)
         if operations > MAX_OPERATIONS:
             raise TooLargeError(f"a step has {operations} operations, and at most {MAX_OPERATIONS} are compiled")
