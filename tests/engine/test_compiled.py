@@ -10,30 +10,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import functional
 
 from fedquit.core import Local, Params, Task
 from fedquit.core.fedavg import Learn
-from fedquit.data.federated import Dataset, FederatedData
 from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine
 from fedquit.engine.stacked import compiled, products
 from fedquit.engine.stacked import engine as stacked
 from fedquit.engine.stacked.capture import CapturedSteps
 from fedquit.engine.stacked.products import ProductOps, parts_of
 from fedquit.methods.fedquit import Distill
-from fedquit.models import FunctionalModel, load_model
+from general_networks import NETWORKS, SIZES, apart
 from graph_stand_ins import capture_on_cpu
 
 EXACT = 1e-12  # of the largest parameter
-SIZES = (9, 4, 6, 1)  # the last batches hold 1, 4, 2 and 1 examples
 LOCAL = Local(batch_size=4, lr=0.05)
-T, V = 6, 13
 
 
 @pytest.fixture(autouse=True)
@@ -45,84 +42,6 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def as_traced(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
     return graph
-
-
-def mit(classes: int = 3) -> nn.Module:
-    """A small network of MiT-B0's kind: overlapping patches, strided and depthwise convolutions, all with biases."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra `transformers`")
-    config = transformers.SegformerConfig(
-        **{"num_encoder_blocks": 2, "hidden_sizes": [4, 8], "depths": [1, 1], "num_attention_heads": [1, 2]},
-        **{"sr_ratios": [2, 1], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2]},
-        **{"drop_path_rate": 0.0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-        **{"num_labels": classes, "attn_implementation": "eager", "decoder_hidden_size": 8},
-    )
-    return cast(nn.Module, transformers.SegformerForImageClassification(config))
-
-
-def batch_normed() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1, bias=False),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Conv2d(4, 4, 3, groups=4, stride=2),
-        nn.BatchNorm2d(4),
-        nn.Tanh(),
-        nn.Flatten(),
-        nn.Dropout(0.3),
-        nn.Linear(4 * 7 * 7, 3),
-    )
-
-
-def huggingface(architecture: str, **options: Any) -> FunctionalModel:
-    pytest.importorskip("transformers", reason="needs the extra `transformers`")
-    sizes = {
-        "gpt2": {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 8},
-        "bert": {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
-        | {"head": "classes", "vocab_size": V, "max_position_embeddings": 8},
-    }[architecture]
-    classes = 3 if architecture == "bert" else V
-    return load_model(
-        *("huggingface", (T,), classes), dtype=torch.float64, architecture=architecture, pad=0, **{**sizes, **options}
-    )
-
-
-def images() -> FederatedData:
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(sum(SIZES), 3, 16, 16, generator=draw, dtype=torch.float64)
-    return divided(x, torch.randint(3, (sum(SIZES),), generator=draw), 3)
-
-
-def texts(classes: int) -> FederatedData:
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randint(1, V, (sum(SIZES), T), generator=draw)
-    x[::3, -2:] = 0  # filled up
-    y = x.roll(-1, 1) if classes == V else torch.randint(classes, (sum(SIZES),), generator=draw)
-    return divided(x, y, classes)
-
-
-def divided(x: Tensor, y: Tensor, classes: int) -> FederatedData:
-    parts = dict(enumerate(torch.arange(len(x)).split(list(SIZES))))
-    return FederatedData(Dataset(x, y, x[:2], y[:2], classes), parts)
-
-
-def lora() -> FunctionalModel:
-    pytest.importorskip("peft", reason="needs the extra `peft`")
-    return huggingface("gpt2", lora=2)
-
-
-NETWORKS: dict[str, Callable[[], tuple[FunctionalModel, FederatedData]]] = {
-    "mit": lambda: (FunctionalModel(mit, torch.float64), images()),
-    "batch_norm": lambda: (FunctionalModel(batch_normed, torch.float64), images()),
-    "bert": lambda: (huggingface("bert"), texts(3)),
-    "gpt": lambda: (huggingface("gpt2"), texts(V)),
-    "lora": lambda: (lora(), texts(V)),
-}
-
-
-def apart(actual: Params, expected: Params) -> float:
-    assert actual.keys() == expected.keys()
-    scale = max(float(p.abs().max()) for p in expected.values())
-    return max(float((actual[n] - p).abs().max()) for n, p in expected.items()) / scale
 
 
 def steps_of(engine: StackedEngine) -> CapturedSteps:
@@ -150,7 +69,10 @@ def test_a_compiled_step_is_the_sequential_one(name: str, task: Task) -> None:
     model, data = NETWORKS[name]()
     engine = StackedEngine(model, data, {}, compile="always")
     agree(engine, task, model.init(3))
-    assert steps_of(engine).compiled is not None, steps_of(engine).why
+    if isinstance(task, Distill) and name in ("gpt", "lora"):  # chunked, to save memory: it looks at its numbers
+        assert steps_of(engine).compiled is None
+    else:
+        assert steps_of(engine).compiled is not None, steps_of(engine).why
     assert sorted(steps_of(engine).graphs) == [1, 2, 4]
 
 
