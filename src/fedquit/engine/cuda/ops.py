@@ -3,7 +3,7 @@
 
 Inside `CudaOps()` a network under `vmap` calls `conv2d`, `conv_with_input`, `group_norm` and `norm_relu` as ever, and
 the Triton kernels of this package compute them for all clients at once: inputs and outputs in bfloat16, sums in
-float32. What the kernels do not cover (a bias, dilation, other sizes) is left to torch. Each operation is defined as
+float32. What the kernels do not cover (dilation, other sizes) is left to torch. Each operation is defined as
 what torch computes for one client after the other (tests/engine/test_kernels.py).
 
 Shapes: K clients, B images, C channels (I in, O out), images of H x H, S x S taps. Networks use (K, B, C, H, W); the
@@ -242,12 +242,14 @@ def _conv2d(
     size = w.shape[-1]
     step = square(stride)
     keeps_size = not isinstance(padding, str) and square(padding) == size // 2
-    plain = bias is None and keeps_size and square(dilation) == groups == 1
+    plain = keeps_size and square(dilation) == groups == 1
     if not (plain and _covers_conv(x, w, step)):
         return functional.conv2d(x, w, bias, stride, padding, dilation, groups)
     if _is_mapped(x, w):
-        return _apply(VmapConv, x, w, step, buffer, False)
-    return _apply(StackedConv, x.unsqueeze(0), w.unsqueeze(0), step, None).squeeze(0)
+        out = _apply(VmapConv, x, w, step, buffer, False)
+    else:
+        out = _apply(StackedConv, x.unsqueeze(0), w.unsqueeze(0), step, None).squeeze(0)
+    return out if bias is None else out + bias.view(-1, 1, 1)
 
 
 def _conv_with_input(

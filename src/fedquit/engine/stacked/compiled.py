@@ -13,6 +13,7 @@ is dropped: compiling takes half a minute, far longer than the steps that it cou
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -37,9 +38,11 @@ MAX_OPERATIONS = 12_000  # of a step: a recurrent network that is written out ta
 
 def inductor(graph: GraphModule, inputs: list[Tensor]) -> Compiled:
     """Compile by torch's own compiler: Triton on a GPU, C++ on a CPU."""
-    from torch._inductor import compile as compile_graph  # takes seconds to import
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the compiler's own code
+        from torch._inductor import compile as compile_graph  # takes seconds to import
 
-    compiled: Compiled = compile_graph(graph, inputs)
+        compiled: Compiled = compile_graph(graph, inputs)
     return compiled
 
 

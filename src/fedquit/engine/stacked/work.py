@@ -296,7 +296,8 @@ class Work:
         """As `_loss`, of a network with dropout or BatchNorm; returns also its statistics after the step."""
         assert self.training_state is not None
         form = self.training_state.form
-        step = None if form is None else TrainingModel(self.model, form, key, share)
+        constant = self.numerics.compiled
+        step = None if form is None else TrainingModel(self.model, form, key, share, constant_places=constant)
         model = self.model if step is None else step
         whole = {**params, **statistics}
         if self.numerics.bf16:
