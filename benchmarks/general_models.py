@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -58,6 +59,23 @@ def as_before() -> Iterator[None]:
         work.ProductOps, work.Work._has_update_kernel = held  # type: ignore[misc, method-assign]
 
 
+@contextlib.contextmanager
+def ways_chosen() -> Iterator[list[str]]:
+    """What the engine chose for each kind of step: "compiled", or why not."""
+    ways: list[str] = []
+    choose = CapturedSteps._choose_way
+
+    def noted(steps: CapturedSteps) -> None:
+        choose(steps)
+        ways.append(steps.why or "compiled")
+
+    CapturedSteps._choose_way = noted  # type: ignore[method-assign]
+    try:
+        yield ways
+    finally:
+        CapturedSteps._choose_way = choose  # type: ignore[method-assign]
+
+
 class Worker:
     """One network in a process of its own, which does what it is told on its standard input."""
 
@@ -91,15 +109,8 @@ class Worker:
     def compile(self) -> None:
         """The first round of the compiled engine."""
         self.compiled = engine(self.many, "stacked", 1, "float32" if self.toy else "bf16", "always")
-        ways: list[str] = []
-        choose = CapturedSteps._choose_way
-
-        def noted(steps: CapturedSteps) -> None:
-            choose(steps)
-            ways.append(steps.why or "compiled")
-
-        CapturedSteps._choose_way = noted  # type: ignore[method-assign]
-        (seconds,) = self.compiled.rounds(1)
+        with ways_chosen() as ways:
+            (seconds,) = self.compiled.rounds(1)
         tell(self.name, "first round", seconds=seconds, way=ways[-1] if ways else "no GPU")
 
     def compiled_rounds(self) -> None:
@@ -141,9 +152,10 @@ class Resnet:
     def rounds(self) -> None:
         """Some rounds of the auto engine."""
         timed = engine(self.setting, "auto", 1, "float32" if self.toy else "bf16")
-        first = timed.rounds(1)
+        with ways_chosen() as ways:
+            first = timed.rounds(1)
         took = timed.rounds(1 if self.toy else 4)
-        tell("resnet", "auto engine", s_a_round=took, first_s=first)
+        tell("resnet", "auto engine", s_a_round=took, first_s=first, way=ways[-1] if ways else "no GPU")
 
 
 def release() -> None:
@@ -246,6 +258,22 @@ class Driver:
         for name in self.processes:
             self.hear(name)
 
+    @contextlib.contextmanager
+    def beside(self, command: str) -> Iterator[None]:
+        """Run a command while the networks compile, which is not measured; its end is printed."""
+        if not command:
+            yield
+            return
+        file = self.out / "beside.log"
+        with file.open("w") as log:
+            process = subprocess.Popen(shlex.split(command), stdout=log, stderr=log, start_new_session=True)
+            yield
+            try:
+                process.wait(max(1.0, min(45.0, self.end - time.monotonic() - 40)))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+        print(f"beside, status {process.poll()}:\n{file.read_text()[-1500:]}", flush=True)
+
     def stop(self) -> None:
         """End the workers, and the compilers that they started."""
         for process in self.processes.values():
@@ -276,6 +304,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("general-models"))
     parser.add_argument("--limit", type=float, default=170.0, help="seconds, after which all ends")
     parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--beside", default="", help="a command that is run while the networks compile")
     parser.add_argument("--toy", action="store_true", help="on a CPU, at toy size")
     parser.add_argument("--no-resnet", action="store_true")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
@@ -290,7 +319,8 @@ def main() -> None:
         for name in driver.processes:
             driver.hear(name)
         driver.each("plain")
-        driver.together("compile")
+        with driver.beside(given.beside):
+            driver.together("compile")
         driver.each("compiled")
         driver.each("eager")
         if not given.no_resnet and time.monotonic() < driver.end:
