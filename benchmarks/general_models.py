@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
+from unittest.mock import patch
 
 import torch
 
@@ -50,13 +51,11 @@ def setting_of(name: str, device: torch.device, steps: int, *, toy: bool) -> Set
 @contextlib.contextmanager
 def as_before() -> Iterator[None]:
     """Without row products and without Adam's kernel."""
-    held = work.ProductOps, work.Work._has_update_kernel
-    work.ProductOps = lambda **_: contextlib.nullcontext()  # type: ignore[assignment, misc]
-    work.Work._has_update_kernel = lambda self: False  # type: ignore[method-assign]
-    try:
+    with (
+        patch.object(work, "ProductOps", lambda **_: contextlib.nullcontext()),
+        patch.object(work.Work, "_has_update_kernel", lambda _: False),
+    ):
         yield
-    finally:
-        work.ProductOps, work.Work._has_update_kernel = held  # type: ignore[misc, method-assign]
 
 
 @contextlib.contextmanager
@@ -69,11 +68,8 @@ def ways_chosen() -> Iterator[list[str]]:
         choose(steps)
         ways.append(steps.why or "compiled")
 
-    CapturedSteps._choose_way = noted  # type: ignore[method-assign]
-    try:
+    with patch.object(CapturedSteps, "_choose_way", noted):
         yield ways
-    finally:
-        CapturedSteps._choose_way = choose  # type: ignore[method-assign]
 
 
 class Worker:

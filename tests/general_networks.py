@@ -56,11 +56,12 @@ def batch_normed() -> nn.Module:
 
 def huggingface(architecture: str, **options: Any) -> FunctionalModel:
     pytest.importorskip("transformers", reason="needs the extra `transformers`")
-    sizes = {
+    by_name: dict[str, dict[str, Any]] = {
         "gpt2": {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 8},
         "bert": {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
         | {"head": "classes", "vocab_size": V, "max_position_embeddings": 8},
-    }[architecture]
+    }
+    sizes = by_name[architecture]
     classes = 3 if architecture == "bert" else V
     return load_model(
         *("huggingface", (T,), classes), dtype=torch.float64, architecture=architecture, pad=0, **{**sizes, **options}

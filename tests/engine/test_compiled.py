@@ -49,14 +49,14 @@ def steps_of(engine: StackedEngine) -> CapturedSteps:
     return steps
 
 
-def agree(engine: StackedEngine, task: Task, start: Params, rounds: int = 2) -> None:
+def agree(engine: StackedEngine, task: Task, start: Params, rounds: int = 2, exact: float = EXACT) -> None:
     """The same as the sequential engine, in several rounds with clients of several lengths."""
     sequential = SequentialEngine(engine.model, engine.data, {})
     for number in range(rounds):
         ask = Ask(task, tuple(range(len(SIZES))), "all", {"start": start}, Address(2, "train", number))
         expected = list(sequential.run(ask))
         for reply, wanted in zip(engine.run(ask), expected, strict=True):
-            assert apart(reply.params, wanted.params) <= EXACT
+            assert apart(reply.params, wanted.params) <= exact
             assert reply.loss == pytest.approx(wanted.loss, rel=1e-11)
         assert apart(expected[0].params, start) > 1e-5
         start = expected[0].params
@@ -91,8 +91,13 @@ def test_optimizers_read_what_a_compiled_step_gave() -> None:
 
 
 def test_one_trace_serves_all_widths_and_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = []
-    monkeypatch.setattr(stacked, "inductor", lambda graph, inputs: traced.append(graph) or graph)
+    traced: list[GraphModule] = []
+
+    def noted(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        traced.append(graph)
+        return graph
+
+    monkeypatch.setattr(stacked, "inductor", noted)
     model, data = NETWORKS["batch_norm"]()
     agree(StackedEngine(model, data, {}, compile="always"), Learn(LOCAL), model.init(3), rounds=3)
     assert len(traced) == 1
@@ -239,5 +244,6 @@ def test_what_the_compiler_makes_of_it(monkeypatch: pytest.MonkeyPatch, name: st
     monkeypatch.setattr(stacked, "inductor", compiled.inductor)
     model, data = NETWORKS[name]()
     engine = StackedEngine(model, data, {}, compile="always")
-    agree(engine, Learn(LOCAL), model.init(3))
+    # C++ of torch 2.13 for the small MiT, whose norms have four channels: 2.9e-12; as it is traced: 4e-16.
+    agree(engine, Learn(LOCAL), model.init(3), exact=1e-11 if name == "mit" else EXACT)
     assert steps_of(engine).compiled is not None, steps_of(engine).why

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,14 @@ def test_bfloat16_is_near_float32(optimizer: str, compile: Compile) -> None:
     x = torch.randint(1, 64, (40, 16), generator=draw)
     parts = dict(enumerate(torch.arange(40).split([16, 8, 16])))
     data = FederatedData(Dataset(x, x.roll(-1, 1), x[:2], x[:2], 64), parts)
-    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 16, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+    sizes: dict[str, Any] = {
+        "n_layer": 1,
+        "n_head": 2,
+        "n_embd": 32,
+        "n_positions": 16,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+    }
     model = load_model("huggingface", (16,), 64, architecture="gpt2", attn_pdrop=0.0, **sizes)
     local = Local(batch_size=8, lr=0.1 if optimizer == "sgd" else 1e-3, optimizer=optimizer, weight_decay=0.01)
     ask = Ask(Learn(local), (0, 1, 2), "all", {"start": model.init(3)}, Address(2, "train"))

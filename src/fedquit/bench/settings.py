@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ TORCHS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SG
 
 
 # The classes and the options of `fedquit.models.huggingface`.
-TOKEN_NETWORKS: dict[str, tuple[int, dict[str, object]]] = {
+TOKEN_NETWORKS: dict[str, tuple[int, dict[str, Any]]] = {
     "gpt": (
         8192,
         {"architecture": "gpt2", "n_layer": 6, "n_head": 6, "n_embd": 384, "n_positions": 128}

@@ -42,7 +42,7 @@ def inductor(graph: GraphModule, inputs: list[Tensor]) -> Compiled:
         warnings.simplefilter("ignore")  # about the compiler's own code
         from torch._inductor import compile as compile_graph  # takes seconds to import
 
-        compiled: Compiled = compile_graph(graph, inputs)
+        compiled: Compiled = compile_graph(graph, [*inputs])
     return compiled
 
 

@@ -71,8 +71,8 @@ class RowProduct(Function):
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
     """Multiply (..., D) with (D, O)."""
-    out: Tensor = RowProduct.apply(x.flatten(0, -2), w)
-    return out.unflatten(0, x.shape[:-1])
+    out: Tensor = RowProduct.apply(x.flatten(0, -2), w)  # type: ignore[no-untyped-call]
+    return out.view(*x.shape[:-1], w.shape[-1])
 
 
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
