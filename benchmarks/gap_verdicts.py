@@ -3,8 +3,9 @@
 
     python benchmarks/gap_verdicts.py [STUDIES]
 
-It prints the table of docs/evaluation.md. Values are drawn with a standard deviation of 1 for Retrain; a gap is in that
-unit. "unequal": each target has a spread of its own, exp N(0, 0.7); "t3": heavy tails.
+It prints the tables of docs/evaluation.md. Values are drawn with a standard deviation of 1 for Retrain; a gap is in
+that unit. "unequal": each target has a spread of its own, exp N(0, 0.7); "t3": heavy tails. The other two tables are of
+accuracies in steps: each row is the worst of the places of method and Retrain on the grid.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fedquit.inference.gaps import (
     GapSample,
     any_target_p,
     bias_p,
+    client_gap,
     equivalence_p,
     judge,
     mean_interval,
@@ -136,13 +138,81 @@ CLAIMS: list[tuple[str, str, Study]] = [
 ]
 
 
+PLACES = [(method, retrain) for method in (0.0, 0.25, 0.45) for retrain in (0.0, 0.3, 0.5)]
+
+
+def mean_of_rounded(centre: float, spread: float) -> float:
+    """The mean of a normal number that is rounded to a whole one."""
+    whole = np.arange(math.floor(centre) - 40, math.floor(centre) + 41)
+    below = [
+        0.5 * (1 + math.erf((edge - centre) / spread / math.sqrt(2))) for edge in (*(whole - 0.5), whole[-1] + 0.5)
+    ]
+    return float((whole * np.diff(below)).sum())
+
+
+def on_grid(studies: int, targets: int, retrains: int, spread: float) -> tuple[float, float, float]:
+    """The worst rates over the places, with steps of 1 and that standard deviation of Retrain.
+
+    Returns:
+        Called equivalent at the margin, by the t test alone and with the step; the interval of the mean misses.
+    """
+    draw = np.random.default_rng(0)
+    worst = np.zeros(3)
+    for method, retrain in PLACES:
+        gap = mean_of_rounded(52 + method, spread) - mean_of_rounded(50 + retrain, spread)
+        found = np.zeros(3)
+        for _ in range(studies):
+            values = draw.normal(50 + retrain, spread, size=(targets, 1 + retrains))
+            values[:, 0] += 2 + method - retrain
+            one = sample(np.round(values))
+            low, high = mean_interval(one.gaps, step=one.step)
+            found += [
+                equivalence_p(one.gaps, gap) <= LEVEL,
+                equivalence_p(one.gaps, gap, step=one.step) <= LEVEL,
+                not low - 1e-9 <= gap <= high + 1e-9,
+            ]
+        worst = np.maximum(worst, found / studies)
+    return float(worst[0]), float(worst[1]), float(worst[2])
+
+
+def single_clients(studies: int, retrains: int) -> tuple[float, float]:
+    """How often another Retrain lies outside of a single client's interval, at worst: without the step, and with it."""
+    draw = np.random.default_rng(0)
+    worst = np.zeros(2)
+    for spread in (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 2.0):
+        for place in (0.0, 0.25, 0.4, 0.5):
+            found = np.zeros(2)
+            for _ in range(studies):
+                values = np.round(draw.normal(50 + place, spread, size=1 + retrains))
+                for way, step in enumerate((1e-6, 1.0)):  # the first is as good as none, and has a width of 0
+                    alone = client_gap(values[:1], values[1:], step=step)
+                    found[way] += alone is not None and alone.outside
+            worst = np.maximum(worst, found / studies)
+    return float(worst[0]), float(worst[1])
+
+
 def main() -> None:
-    """Print the table as Markdown."""
+    """Print the tables as Markdown."""
     studies = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     print("| claim, and what is true | should be | found |")
     print("|---|---|---|")
     for claim, wanted, study in CLAIMS:
         print(f"| {claim} | {wanted} | {100 * rate(studies, study):.1f} % |")
+    print()
+    print(
+        "| T | R | s in steps | equivalent, t test alone | equivalent, with the step | mean outside | client outside |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for targets, retrains in ((2, 3), (3, 3), (5, 3), (5, 8), (10, 3)):
+        for spread in (0.05, 0.15, 0.5, 1.0):
+            rates = " | ".join(f"{100 * found:.1f} %" for found in on_grid(studies, targets, retrains, spread))
+            print(f"| {targets} | {retrains} | {spread:g} | {rates} |")
+    print()
+    print("| R | another Retrain outside, without the step | with the step |")
+    print("|---|---|---|")
+    for retrains in (2, 3, 5, 10, 19):
+        plain, known = single_clients(5 * studies, retrains)
+        print(f"| {retrains} | {100 * plain:.1f} % | {100 * known:.1f} % |")
 
 
 if __name__ == "__main__":

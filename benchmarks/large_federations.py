@@ -2,6 +2,7 @@
 """Larger federations: seconds a round and memory, with nodes as processes behind the front, and with many sites.
 
     python benchmarks/large_federations.py nodes --count 20 --rounds 3   a closed federation on this machine
+    python benchmarks/large_federations.py register --count 1000   all keys of a closed federation, at its SuperLink
     python benchmarks/large_federations.py sites --count 1000 --cohort 50 --rounds 5   messages within one process
 
 `nodes` makes a project, enrols all sites by one table, starts `serve` and a node for each, and measures the training.
@@ -139,6 +140,49 @@ def measure_nodes(count: int, rounds: int) -> dict[str, Any]:
     }
 
 
+def measure_registration(count: int, one_by_one: int) -> dict[str, Any]:
+    """Register the keys of many sites at a SuperLink.
+
+    Args:
+        count: of sites.
+        one_by_one: of further keys that are registered by a process of `flwr` for each, for comparison.
+    """
+    from fedquit.flower.closed.project import Admission, Project
+    from fedquit.flower.closed.service import Registrar
+    from fedquit.flower.closed.site_folder import SiteFolder
+    from fedquit.flower.deploy.keys import make_node_key
+    from fedquit.flower.deploy.stack import Stack
+
+    with tempfile.TemporaryDirectory(prefix="fedquit-register-") as name:
+        folder = Path(name)
+        project = Project(_closed_federation(folder, 1)[0].parent / "project")
+        admissions = []
+        for number in range(1, count):
+            SiteFolder(folder / f"site-{number}").join()
+            request = (folder / f"site-{number}" / "request.csr").read_bytes()
+            admissions.append(Admission(f"site-{number}", request, 100))
+        began = time.perf_counter()
+        project.enrol_many(admissions)
+        enrolled = time.perf_counter() - began
+        keys = [make_node_key(folder / "keys", f"key-{number}") for number in range(one_by_one)]
+        with Stack(folder / "stack") as stack:
+            began = time.perf_counter()
+            Registrar(project, folder, stack.control, folder / "memo.json", None, lambda _: None).bring_up_to_date()
+            together = time.perf_counter() - began
+            assert len(stack.control.nodes()) == count
+            began = time.perf_counter()
+            for number, key in enumerate(keys):
+                stack.control.register(key, f"single-{number}")
+            alone = (time.perf_counter() - began) / max(1, one_by_one)
+    return {
+        "sites": count,
+        "seconds to enrol all": round(enrolled, 1),
+        "seconds to register all over one connection": round(together, 1),
+        "seconds for each by a process of its own": round(alone, 2),
+        "load average": round(os.getloadavg()[0], 1),
+    }
+
+
 FEDQUIT = [sys.executable, "-m", "fedquit"]
 
 
@@ -259,13 +303,16 @@ def _megabytes(pid: int) -> float:
 def main(arguments: Sequence[str]) -> None:
     """Run one of the measurements and print it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", choices=["nodes", "sites"])
+    parser.add_argument("what", choices=["nodes", "register", "sites"])
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--cohort", type=int, default=50, help="of a round, for `sites`")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--one-by-one", type=int, default=20, help="keys for comparison, for `register`")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all processes end with this one
-    if options.what == "nodes":
+    if options.what == "register":
+        print(json.dumps(measure_registration(options.count, options.one_by_one), indent=1))
+    elif options.what == "nodes":
         print(json.dumps(measure_nodes(options.count, options.rounds), indent=1))
     else:
         print(json.dumps(measure_sites(options.count, options.cohort, options.rounds), indent=1))

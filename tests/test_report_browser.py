@@ -253,6 +253,22 @@ CONTRAST = """
 """
 
 
+_HEADS_OVER_VALUES = """
+[...document.querySelectorAll("tbody td")].filter(cell => {
+    const style = getComputedStyle(cell);
+    return style.display === "grid" && style.whiteSpace !== "normal";
+}).map(cell => cell.dataset.head)
+"""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_on_a_phone_a_long_heading_never_runs_over_its_value(
+    name: str, pages: dict[str, Path], browser: Browser
+) -> None:
+    browser.open(pages[name], width=390)
+    assert browser.run(_HEADS_OVER_VALUES) == []
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_words_and_lines_stand_out_from_what_is_behind_them(
     name: str, pages: dict[str, Path], browser: Browser

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ from typer.testing import CliRunner
 from fedquit import models
 from fedquit.cli import app
 from fedquit.errors import InputError, StoreError
-from fedquit.results.bundles import read_bundle
+from fedquit.results import bundles
+from fedquit.results.bundles import BundleReader, read_bundle
 from fedquit.running.bundles import setting_key
 from fedquit.running.recipe import ModelRecipe
 from fedquit.running.setup import build_setup
@@ -89,15 +93,59 @@ def test_a_study_takes_what_is_recorded_and_trains_no_retrain(recorded: Path, tm
 
 
 def test_what_a_bundle_lacks_is_trained(straight: Path, recorded: Path, tmp_path: Path) -> None:
-    bundles = tmp_path / "bundles"
-    bundles.mkdir()
+    own = tmp_path / "bundles"
+    own.mkdir()
     for file in (recorded / "bundles").rglob("retrain-client0-seed10.*"):
-        (bundles / file.name).write_bytes(file.read_bytes())
-    carried_out(planned(tmp_path), tmp_path / "out", retrain_from=bundles)
+        (own / file.name).write_bytes(file.read_bytes())
+    carried_out(planned(tmp_path), tmp_path / "out", retrain_from=own)
     assert_same_but_for_what_is_named(straight, tmp_path / "out")
     files = sorted((tmp_path / "out/units/tiny/retrain").rglob("results.json"))
     taken = ["retrain_from" in json.loads(file.read_text()) for file in files]
     assert taken == [True, False, False, False]
+
+
+def test_a_study_reads_each_record_once(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = bundles._json
+    read: Counter[str] = Counter()
+
+    def counted(path: Path) -> object:
+        read[path.name] += 1
+        return plain(path)
+
+    monkeypatch.setattr(bundles, "_json", counted)
+    carried_out(planned(tmp_path), tmp_path / "out", retrain_from=recorded / "bundles")
+    assert len(read) == 4
+    assert set(read.values()) == {2}, "before all work, and once for the ten units that use one"
+
+
+def test_a_record_that_another_process_makes_meanwhile_is_seen(recorded: Path, tmp_path: Path) -> None:
+    reader = BundleReader(tmp_path / "bundles")
+    assert reader.empty, "the folder is not there yet"
+    files = sorted((recorded / "bundles").rglob("retrain-client0-seed1*.json"))
+
+    def copied_by_another_process(file: Path, seed: int) -> None:
+        code = (
+            "import sys, shutil, json, pathlib as p\n"
+            "source, folder, seed = p.Path(sys.argv[1]), p.Path(sys.argv[2]), int(sys.argv[3])\n"
+            "folder.mkdir(exist_ok=True)\n"
+            "shutil.copy(source.with_suffix('.safetensors'), folder)\n"
+            "record = {**json.loads(source.read_text()), 'seed': seed}\n"
+            "(folder / source.name).write_text(json.dumps(record))\n"
+        )
+        subprocess.run([sys.executable, "-c", code, str(file), str(tmp_path / "bundles"), str(seed)], check=True)
+
+    copied_by_another_process(files[0], 10)
+    assert not reader.empty
+    (first,) = reader.read().references
+    assert reader.read().references == [first]
+    assert first.scores is reader.read().references[0].scores, "nothing is read again"
+    copied_by_another_process(files[1], 11)
+    assert [ref.seed for ref in reader.read().references] == [10, 11]
+    assert reader.read().references[0] is first
+    copied_by_another_process(files[0], 12)
+    assert [ref.seed for ref in reader.read().references] == [12, 11], "a record that was replaced"
+    (tmp_path / "bundles" / files[0].name).unlink()
+    assert [ref.seed for ref in reader.read().references] == [11]
 
 
 def test_a_folder_without_a_bundle_is_refused_before_all_work(tmp_path: Path) -> None:

@@ -72,7 +72,10 @@ def moved(by: float, examples: int = 32, client: int = 0) -> Reply:
 def test_counted_examples_is_what_was_enrolled_less_what_was_erased() -> None:
     assert counted_examples(10**12, 40) == 40
     assert counted_examples(10**12, 40, erased=10) == 30
-    assert counted_examples(7, 40, erased=10) == 7, "a site may use fewer"
+    assert counted_examples(7, 40, erased=10) == 30, "nor does a site count for fewer than were agreed"
+    assert counted_examples(0, 40) == 0, "but one without examples trains nothing"
+    assert counted_examples(7, 40, leaving=True) == 7, "samples to forget are a part"
+    assert counted_examples(50, 40, leaving=True) == 40
     assert counted_examples(7, 40, erased=50) == 0
     assert counted_examples(10**12, None, erased=3) == 10**12, "nothing is known where the federation is not closed"
 

@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 from fedquit.core import Params
 from fedquit.flower.identity import fingerprint
 from fedquit.flower.membership import write_membership
-from flower.grid_world import MakeWorld, Setup, lines
+from flower.grid_world import MakeWorld, Setup, Spoil, lines
 from flower.test_refusals import reworded, said_of_itself
 
 pytestmark = pytest.mark.flower
@@ -119,8 +119,7 @@ def test_erased_samples_count_no_more_whatever_the_site_says_until_the_operator_
     setup.outbox(0).file(positions=[0, 1, 2])
     setup.serve(setup.config())
     assert clients(setup.folder)["hospital-0"] == 20
-    in_replies, of_itself = reworded(examples=10**9), said_of_itself(examples=10**9)
-    setup.node_of(0).spoil = lambda reply: [last for first in in_replies(reply) for last in of_itself(first)]
+    setup.node_of(0).spoil = says_always(10**9)
     setup.serve(setup.config(train={"rounds": 3, "batch_size": 8}))
     assert clients(setup.folder)["hospital-0"] == 20, "what was erased is not said back"
     close(setup, c0=40)
@@ -128,19 +127,56 @@ def test_erased_samples_count_no_more_whatever_the_site_says_until_the_operator_
     assert clients(setup.folder)["hospital-0"] == 40, "the operator's number is that of today"
     setup.node_of(0).spoil = lambda reply: [reply]
     setup.serve(setup.config(train={"rounds": 5, "batch_size": 8}))
-    assert clients(setup.folder)["hospital-0"] == 20, "a site may always use fewer"
+    assert clients(setup.folder)["hospital-0"] == 40, "and holds whatever the site says"
 
 
-def test_honest_erasures_raise_no_alarm() -> None:
-    """A part of benchmarks/member_checks.py, which has the figures of docs/flower.md."""
+def says_always(examples: int) -> Spoil:
+    """Of a node that says, in every answer, that it has so many examples."""
+    in_replies, of_itself = reworded(examples=examples), said_of_itself(examples=examples)
+    return lambda reply: [last for first in in_replies(reply) for last in of_itself(first)]
+
+
+@pytest.mark.parametrize("said", [1, 5, 10**12])
+def test_whatever_number_of_examples_a_site_says_the_pinned_one_is_its_weight(said: int, make: MakeWorld) -> None:
+    honest, lying, open_door = make("honest"), make("lying"), make("open")
+    for setup in (honest, lying):
+        close(setup)
+    for setup in (lying, open_door):
+        setup.node_of(1).spoil = says_always(said)
+    expected = honest.serve(honest.config()).params
+    assert distance(lying.serve(lying.config()).params, expected) == 0.0
+    assert clients(lying.folder) == clients(honest.folder)
+    assert any(
+        f"hospital-1 says that it has {said} examples and counts for the" in line for line in lines(lying.folder)
+    )
+    assert distance(open_door.serve(open_door.config()).params, expected) > 1e-4, "where nobody agreed on a number"
+
+
+def test_samples_that_a_site_with_fewer_examples_than_agreed_erases_are_taken_off(make: MakeWorld) -> None:
+    setup = make()
+    close(setup, c0=100)  # it has 23
+    setup.serve(setup.config())
+    assert clients(setup.folder)["hospital-0"] == 100
+    setup.outbox(0).file(positions=[0, 1, 2])
+    setup.serve(setup.config())
+    assert clients(setup.folder)["hospital-0"] == 97
+    setup.serve(setup.config(train={"rounds": 3, "batch_size": 8}))
+    assert clients(setup.folder)["hospital-0"] == 97
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_fifty_honest_erasures_over_methods_and_partitions_raise_no_alarm(part: int) -> None:
+    """Ten of the fifty of benchmarks/member_checks.py, which has the figures of docs/flower.md; each method once."""
     benchmark = loaded("member_checks")
-    for method, partition in (("fedquit", "Dirichlet 0.1"), ("pga", "IID"), ("mode", "Dirichlet 0.5")):
-        case = benchmark.Case(method, partition, "sgd", seed=1, samples=method == "mode")
-        measured = benchmark.measure(case, rounds=3)
-        assert measured.alarms == ()
-        assert (measured.status, measured.fallback) == ("done", False)
-        assert measured.rounds >= 3
-        assert measured.least is not None, "it was judged"
+    fifty = list(benchmark.cases(50))
+    assert {case.partition for case in fifty} == set(benchmark.PARTITIONS)
+    ten = fifty[10 * part : 10 * part + 10]
+    assert {case.method for case in ten} == set(benchmark.METHODS)
+    measured = [benchmark.measure(case, rounds=3) for case in ten]
+    assert [(each.case, each.alarms) for each in measured if each.alarms or each.fallback] == []
+    assert {each.status for each in measured} == {"done"}
+    assert min(each.rounds for each in measured) >= 3
+    assert sum(each.least is not None for each in measured) >= 8, "they were judged, where anything was to be expected"
 
 
 def loaded(name: str) -> Any:

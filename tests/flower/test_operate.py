@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "operate.md"
 BLOCK = re.compile(r"```sh (operator|site)( background)?\n(.*?)\n```", re.DOTALL)
 NAMES = ("hospital-0", "hospital-1", "hospital-2")
 LONG = 600.0
+BEFORE_CLOSED = Path(__file__).parent / "recorded" / "before_closed.tar.gz"
 
 
 class Page:
@@ -83,6 +85,11 @@ class Page:
                 if name:
                     command = command.replace("hospital-0", name)
                 self._run(command, "operator" if side == "operator" else who)
+
+    def run_as_it_stands(self, side: str, who: str) -> None:
+        """Run the next block without putting the site's own name into it."""
+        for line in self._take(side, background=False):
+            self._run(line, who)
 
     def run_for_each_site(self) -> None:
         """Run the operator's next block once for each site."""
@@ -197,4 +204,18 @@ def test_three_sites_from_nothing_as_the_page_says(tmp_path: Path) -> None:
         assert len(sites["hospital-1"]["keys"]) == 2
         assert sites["hospital-2"]["revoked"] is not None
         assert (sites["hospital-9"]["examples"], sites["hospital-1"]["examples"]) == (70, 1200)
+        with tarfile.open(BEFORE_CLOSED) as tar:
+            tar.extractall(tmp_path / "before", filter="data")
+        shutil.copytree(tmp_path / "before" / "state", operator / "old-state")
+        shutil.copytree(tmp_path / "before" / "keys", tmp_path / "hospital-0" / "old-keys")
+        machines.run("operator")  # init, sign, takeover
+        machines.run_as_it_stands("site", "hospital-0")  # join --node-key
+        shutil.copy(tmp_path / "hospital-0" / "taken" / "request.csr", operator / "clinic-0.csr")
+        machines.run("operator")  # rotate
+        taken = json.loads((operator / "taken" / "sites.json").read_text())["sites"]
+        assert [(site["name"], len(site["keys"]), len(site["certificates"])) for site in taken] == [
+            ("clinic-0", 1, 1),
+            ("clinic-1", 1, 0),
+            ("clinic-2", 1, 0),
+        ]
         assert not machines.left, "every command of the page was run"

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import logging
 import random
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,13 +34,9 @@ from fedquit.flower.forgetting import VisibleNodes
 from fedquit.flower.in_process import InProcessGrid, Node
 from fedquit.flower.outbox import Outbox
 from fedquit.flower.own_training import ACTION, QUERY, TRAIN, load_arrays
+from flower.own_app_page import Files, fine_tuning, keeping, quickstart, write_app
 
 pytestmark = pytest.mark.flower
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "flower-app.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-DIFFS = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
-QUICKSTART = (PYTHON[0], DIFFS[0], DIFFS[1])
-FINE_TUNING = (PYTHON[1], DIFFS[2], DIFFS[3])
 NODES = (11, 12, 13)
 
 
@@ -53,21 +49,15 @@ def quiet() -> Iterator[None]:
     logger.setLevel(level)
 
 
-def side(diff: str, sign: str) -> str:
-    """A file before (`-`) or after (`+`) a diff."""
-    lines = [line[1:] for line in diff.splitlines() if not line or line[0] in (" ", sign)]
-    return "\n".join(lines) + "\n"
-
-
 class App:
     """The app of a page, in modules of its own, over a grid in this process."""
 
-    def __init__(self, folder: Path, files: tuple[str, str, str], sign: str) -> None:
+    def __init__(self, folder: Path, files: Files, rounds: int = 12) -> None:
         self.folder = folder
-        folder.mkdir()
-        task, client, server = files
-        for name, text in (("task", task), ("client_app", side(client, sign)), ("server_app", side(server, sign))):
-            (folder / f"{name}.py").write_text(text)
+        write_app(folder, files)
+        self.state = folder / "forgotten.json"
+        self.model = folder / "model.pt"
+        self.rounds = rounds
         for name in ("task", "client_app", "server_app"):
             sys.modules.pop(name, None)
         sys.path.insert(0, str(folder))
@@ -77,6 +67,10 @@ class App:
             )
         finally:
             sys.path.remove(str(folder))
+        self.begin()
+
+    def begin(self) -> None:
+        """Start all nodes, with the homes that they had."""
         self.nodes = {
             node: Node(node, self.client.app, {"partition-id": k, "fedquit-home": str(self.home(k))})
             for k, node in enumerate(NODES)
@@ -88,7 +82,8 @@ class App:
 
     def context(self, partition: int) -> Context:
         config: Any = {"partition-id": partition, "fedquit-home": str(self.home(partition))}
-        return Context(1, NODES[partition], config, RecordDict(), {})
+        run: Any = {"rounds": self.rounds, "forgotten": str(self.state), "model": str(self.model)}
+        return Context(1, NODES[partition], config, RecordDict(), run)
 
     def ask_after(self, partition: int, messages: int) -> None:
         """Let the owner of a client's data ask once so many messages to train are through."""
@@ -97,8 +92,8 @@ class App:
     def run(self) -> ArrayRecord:
         torch.manual_seed(0)
         random.seed(0)  # from which strategies sample
-        arrays: ArrayRecord = self.server.main(self.grid, self.context(0))
-        return arrays
+        self.server.main(self.grid, self.context(0))
+        return ArrayRecord(torch.load(self.model))
 
 
 class LoggedGrid(InProcessGrid):
@@ -137,12 +132,11 @@ def model_of(task: ModuleType, arrays: ArrayRecord) -> nn.Module:
 
 @pytest.mark.usefixtures("own_modules")
 def test_the_quickstart_forgets_a_client_and_trains_on_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = App(tmp_path / "before", QUICKSTART, "-")
+    before = App(tmp_path / "before", quickstart("-"))
     plain = model_of(before.task, before.run())
-    app = App(tmp_path / "after", QUICKSTART, "+")
+    app = App(tmp_path / "after", quickstart("+"))
     untouched = model_of(app.task, app.run())
     for (name, one), other in zip(plain.named_parameters(), untouched.parameters(), strict=True):
         assert torch.equal(one, other), name  # without a request the app trains as it did
@@ -152,7 +146,6 @@ def test_the_quickstart_forgets_a_client_and_trains_on_without_it(
     digits = app.task.DIGITS
 
     app.grid.log.clear()
-    (tmp_path / "forgotten.json").unlink(missing_ok=True)
     app.ask_after(2, 3 * 8)
     forgetful = model_of(app.task, app.run())
     trained = app.grid.trained()
@@ -160,7 +153,7 @@ def test_the_quickstart_forgets_a_client_and_trains_on_without_it(
     assert at == 3 * 8
     assert {node for node, _ in trained[at + 1 :]} == {NODES[0], NODES[1]}
     assert len(trained[at + 1 :]) == 2 * 3  # the unlearning took one of the twelve rounds
-    stored = json.loads((tmp_path / "forgotten.json").read_text())
+    stored = json.loads(app.state.read_text())
     assert stored["erased"] == [NODES[2]]
     assert stored["untold"] == {}
     (entry,) = Outbox(app.home(2)).entries()
@@ -180,14 +173,12 @@ def test_the_quickstart_forgets_a_client_and_trains_on_without_it(
 @pytest.mark.usefixtures("own_modules")
 @pytest.mark.transformers
 def test_the_fine_tuning_app_exchanges_and_unlearns_adapters_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    monkeypatch.chdir(tmp_path)
-    app = App(tmp_path / "after", FINE_TUNING, "+")
+    app = App(tmp_path / "after", fine_tuning("+"), rounds=8)
     arrays = app.run()
-    (tmp_path / "forgotten.json").unlink(missing_ok=True)
     assert all("lora" in name or "lm_head" in name for name in arrays)
     numbers = sum(array.numpy().size for array in arrays.values())
     whole = sum(p.numel() for p in app.task.make_model().parameters())
@@ -200,7 +191,7 @@ def test_the_fine_tuning_app_exchanges_and_unlearns_adapters_alone(
         with torch.no_grad():
             return float(model(input_ids=ids, labels=ids).loss)
 
-    again = App(tmp_path / "again", FINE_TUNING, "+")
+    again = App(tmp_path / "again", fine_tuning("+"), rounds=8)
     again.ask_after(1, 3 * 5)
     forgetful = again.run()
     trained = again.grid.trained()
@@ -211,6 +202,156 @@ def test_the_fine_tuning_app_exchanges_and_unlearns_adapters_alone(
     untrained = arrays_of(arrays_state(app.task))
     assert loss(forgetful, 1) > loss(arrays, 1) + 0.3
     assert loss(forgetful, 0) < loss(untrained, 0) - 0.5
+
+
+class KilledError(BaseException):
+    """A server app that is killed."""
+
+
+def kill() -> None:
+    raise KilledError
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_run_that_is_killed_while_a_client_unlearns_serves_it_in_the_next(tmp_path: Path) -> None:
+    app = App(tmp_path / "app", keeping(), rounds=5)
+    app.ask_after(2, 3 * 2)
+    app.grid.after[3 * 2 + 1] = kill  # the reply to the unlearning is lost
+    with pytest.raises(KilledError):
+        app.run()
+    kept = app.model.read_bytes()
+    assert not app.state.exists()
+    assert Outbox(app.home(2)).entries()[0].status == "pending"
+    app.begin()
+    app.run()
+    trained = app.grid.trained()
+    assert trained[0] == (NODES[2], TRAIN), "at once, on the model that was kept"
+    assert {node for node, _ in trained[1:]} == {NODES[0], NODES[1]}
+    assert Outbox(app.home(2)).entries()[0].status == "served"
+    assert app.model.read_bytes() != kept
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_run_that_is_killed_before_the_unlearned_model_is_kept_unlearns_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App(tmp_path / "app", keeping(), rounds=5)
+    app.ask_after(2, 3 * 2)
+    aggregate = Forgetting._unlearned
+
+    def killed_after(self: Forgetting, *arguments: Any) -> Any:
+        aggregate(self, *arguments)
+        kill()
+
+    monkeypatch.setattr(Forgetting, "_unlearned", killed_after)
+    with pytest.raises(KilledError):
+        app.run()
+    remembering = app.model.read_bytes()
+    monkeypatch.undo()
+    assert not app.state.exists(), "nobody has the unlearned model: the request is not served"
+    assert Outbox(app.home(2)).entries()[0].status == "pending"
+    app.begin()
+    app.rounds = 1
+    app.run()
+    assert app.grid.trained() == [(NODES[2], TRAIN)]
+    assert app.model.read_bytes() != remembering
+    assert json.loads(app.state.read_text())["erased"] == [NODES[2]]
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_run_that_is_killed_in_the_recovery_goes_on_without_the_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App(tmp_path / "app", keeping(), rounds=6)
+    app.ask_after(2, 3 * 2)
+    app.grid.after[3 * 2 + 1 + 2 * 2] = kill  # in the second round of the recovery
+    with pytest.raises(KilledError):
+        app.run()
+    stored = json.loads(app.state.read_text())
+    assert (stored["erased"], stored["recovered"]) == ([NODES[2]], 1)
+    assert Outbox(app.home(2)).entries()[0].status == "served", "its owner knows since the recovery began"
+    app.begin()
+    app.rounds = 1
+    with logged(caplog):
+        app.run()
+    assert "2 rounds followed the unlearning in round 3, and 3 should" in caplog.text
+    assert {node for node, _ in app.grid.log} == {NODES[0], NODES[1]}
+    caplog.clear()
+    with logged(caplog):
+        app.run()
+    assert "should" not in caplog.text, "three rounds were trained in three runs"
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_request_after_the_last_round_is_served_before_the_run_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App(tmp_path / "app", keeping(), rounds=2)
+    app.ask_after(2, 3 * 2)
+    with logged(caplog):
+        app.run()
+    trained = app.grid.trained()
+    assert trained[3 * 2] == (NODES[2], TRAIN)
+    assert sorted(node for node, _ in trained[3 * 2 + 1 :]) == [NODES[0]] * 3 + [NODES[1]] * 3, "the others recover"
+    assert "1 request(s) wait after the last round: start again with this model and at least 4 rounds" in caplog.text
+    assert Outbox(app.home(2)).entries()[0].status == "served"
+
+
+def test_an_app_that_ends_with_a_request_says_so_and_the_next_run_serves_it(tmp_path: Path) -> None:
+    grid = grid_of(own_app(tmp_path))
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    grid.after[3] = lambda: Outbox(tmp_path / "12").file()
+    result = strategy.start(grid, start(), num_rounds=1)
+    assert strategy.pending == (12,)
+    other = Forgetting(FedAvg(**plain_settings()))  # another process
+    other.start(grid, result.arrays, num_rounds=1)
+    assert (other.pending, other.erased) == ((), {12})
+    assert Outbox(tmp_path / "12").entries()[0].status == "served", "told when the rounds are over"
+
+
+def test_a_request_that_is_taken_back_before_a_round_finds_it_is_dropped(tmp_path: Path) -> None:
+    grid = grid_of(own_app(tmp_path))
+    outbox = Outbox(tmp_path / "12")
+    samples = outbox.file(positions=[1, 2])
+    outbox.withdraw(samples.id)
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    grid.after[3] = outbox.file
+    strategy.start(grid, start(), num_rounds=1)
+    assert outbox.get(samples.id).status == "withdrawn"
+    left = remaining(blob(12), Context(1, 12, {}, RecordDict(), {}), tmp_path / "12")
+    assert len(left) == 24  # type: ignore[arg-type]
+    assert strategy.pending == (12,)
+    outbox.withdraw(outbox.pending()[0].id)
+    strategy.start(grid, start(), num_rounds=1)
+    assert (strategy.pending, strategy.erased, strategy.served) == ((), frozenset(), ())
+
+
+def test_a_home_that_the_server_has_spoken_to_takes_requests_by_the_command(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from fedquit.cli import app as command
+
+    home = tmp_path / "12"
+    refused = CliRunner().invoke(command, ["request", "--home", str(home)])
+    assert refused.exit_code != 0, "no node was ever started with it"
+    Forgetting(FedAvg(**plain_settings())).start(grid_of(own_app(tmp_path)), start(), num_rounds=1)
+    filed = CliRunner().invoke(command, ["request", "--home", str(home)])
+    assert filed.exit_code == 0, filed.output
+    Forgetting(FedAvg(**plain_settings())).start(grid_of(own_app(tmp_path)), start(), num_rounds=1)
+    shown = CliRunner().invoke(command, ["request", "--home", str(home), "--show"])
+    assert "the server has answered it" in shown.output
+    assert "nobody has received" not in shown.output
+
+
+@contextlib.contextmanager
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What Flower logs, which it does not pass on."""
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(caplog.handler)
 
 
 def arrays_state(task: ModuleType) -> dict[str, torch.Tensor]:
@@ -427,21 +568,15 @@ def test_too_few_nodes_after_an_erasure_are_warned_of(tmp_path: Path, caplog: py
     grid = grid_of(own_app(tmp_path))
     messages = list(strategy.configure_train(1, start(), ConfigRecord(), grid))
     strategy.aggregate_train(1, grid.send_and_receive(messages))
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
+    with logged(caplog):
         strategy._warn_of_few(2)
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
     assert "lower min_available_nodes" in caplog.text
 
 
 def test_a_model_that_is_used_too_soon_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     strategy = Forgetting(FedAvg(**plain_settings()), requests=lambda n: [12] if n == 2 else [], recovery=2)
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
+    with logged(caplog):
         strategy.start(grid_of(own_app(tmp_path)), start(), num_rounds=3)
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
     assert "1 rounds followed the unlearning in round 2, and 2 should" in caplog.text
 
 

@@ -26,7 +26,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 from fedquit.errors import StoreError
 from fedquit.flower.closed import apps
 from fedquit.flower.closed.private_files import write_private_json
-from fedquit.flower.closed.project import Project
+from fedquit.flower.closed.project import Admission, Project
 from fedquit.flower.closed.service import Federation, Registrar, open_federation
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.commands import Value
@@ -197,3 +197,38 @@ def test_a_key_that_the_superlink_does_not_know_by_its_number_is_registered_agai
     assert node is not None
     assert json.loads(memo.read_text())[fingerprint] == node, "so that it can be unregistered"
     assert scene.federation.control.node_of(b"another key") is None
+
+
+def test_many_sites_are_registered_over_one_connection(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`flwr supernode register` would start a process for each. Flower's list shows them afterwards."""
+    project = new_project(tmp_path / "project")
+    names = [f"site-{number}" for number in range(40)]
+    for name in names:
+        SiteFolder(tmp_path / name).join()
+    project.enrol_many([Admission(name, (tmp_path / name / "request.csr").read_bytes(), 10) for name in names])
+    control, memo = scene.federation.control, tmp_path / "registered.json"
+    said: list[str] = []
+    registrar = Registrar(project, tmp_path, control, memo, None, said.append)
+
+    def no_process(*_: object, **__: object) -> None:
+        raise AssertionError("a process of its own")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("subprocess.Popen", no_process)
+        registrar.bring_up_to_date()
+        registered = json.loads(memo.read_text())
+        project.revoke("site-7")
+        registrar.bring_up_to_date()
+        registrar.bring_up_to_date()
+    assert len(said) == 41, "the third time there is nothing to do"
+    listed = {int(node["node-id"]) for node in control.nodes() if node["status"] != "unregistered"}
+    nodes = {name: registered[project.sites[name].fingerprints[0]] for name in names}
+    assert len(set(nodes.values())) == 40
+    assert listed >= set(nodes.values()) - {nodes["site-7"]}, "as Flower's own list shows them"
+    assert nodes["site-7"] not in listed, "who was revoked is unregistered"
+    memo.unlink()  # as after a kill in the middle: the SuperLink is asked
+    registrar.bring_up_to_date()
+    again = json.loads(memo.read_text())
+    assert {key: node for key, node in registered.items() if key in again} == again

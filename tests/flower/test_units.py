@@ -28,7 +28,8 @@ from typer.testing import CliRunner
 from fedquit import __version__
 from fedquit.cli import app as fedquit
 from fedquit.errors import InputError
-from fedquit.flower.closed import apps
+from fedquit.flower.closed import apps, service
+from fedquit.flower.deploy.control import Control
 from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.deploy.environment import free_ports
 from fedquit.flower.operations.status import locate, status_of
@@ -117,6 +118,36 @@ def test_no_unit_of_the_server_sees_a_key_that_it_does_not_need(written: Path, t
     assert f"InaccessiblePaths=-{project}/release.key" in front
     serve = (written / "fedquit-serve.service").read_text().splitlines()
     assert f"InaccessiblePaths=-{project}/release.key {project}/ca.key" in serve
+
+
+def test_units_and_containers_leave_supervision_to_others(written: Path) -> None:
+    """Each command is one part, what makes it ready, or `serve` beside parts that run already."""
+    commands = []
+    for path in written.glob("*.service"):
+        lines = re.findall(r"^ExecStart(?:Pre)?=(.*)$", path.read_text(), re.MULTILINE)
+        commands += [shlex.split(line.removeprefix("+")) for line in lines]
+    words = [command[command.index("flower") + 1 :] for command in commands]
+    yaml = pytest.importorskip("yaml")
+    for path in (SOURCES.parent / "examples" / "containers").glob("*.yaml"):
+        services = yaml.safe_load(path.read_text())["services"].values()
+        words += [list(map(str, service["command"])) for service in services if service.get("command")]
+    assert len(words) >= 15
+    for command in words:
+        assert command[0] in ("part", "prepare") or (command[0] == "serve" and "--attach" in command), command
+
+
+def test_serve_beside_parts_that_run_already_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_supervisor(*_: object, **__: object) -> None:
+        raise AssertionError("a supervisor of ours")
+
+    for name in ("ProcessGroup", "SupervisedProcess"):
+        monkeypatch.setattr(service, name, no_supervisor)
+    monkeypatch.setattr(Control, "healthy", lambda _: True)
+    project = new_project(tmp_path / "project")
+    with service.open_federation(project, tmp_path / "state", attach=True) as federation:
+        assert (federation.superlink, federation.front) == (None, None)
+    with pytest.raises(AssertionError, match="a supervisor of ours"), service.open_federation(project, tmp_path / "s"):
+        pass
 
 
 def test_what_cannot_stand_in_a_unit_is_refused(tmp_path: Path) -> None:

@@ -182,20 +182,128 @@ def test_equivalence_is_the_90_percent_interval_within_the_margin() -> None:
     assert equivalence_p([0.0], 2.0) == 1.0, "one target has no spread over targets"
 
 
+def mean_on_grid(centre: float, spread: float) -> float:
+    """The mean of a normal number that is rounded to a whole one."""
+    from scipy.special import ndtr
+
+    whole = np.arange(math.floor(centre) - 40, math.floor(centre) + 41)
+    return float((whole * (ndtr((whole + 0.5 - centre) / spread) - ndtr((whole - 0.5 - centre) / spread))).sum())
+
+
+def on_grid(draw: np.random.Generator, sizes: tuple[int, int], spread: float, offsets: tuple[float, float]) -> Floats:
+    """Accuracies of 100 examples, in whole points: the method's, two points above, and those of Retrain."""
+    targets, retrains = sizes
+    values = draw.normal(50 + offsets[1], spread, size=(targets, 1 + retrains))
+    values[:, 0] += 2 + offsets[0] - offsets[1]
+    return np.round(values)
+
+
 @pytest.mark.parametrize(
-    ("targets", "retrains", "spread"), [(2, 3, 0.5), (3, 2, 0.5), (3, 3, 0.5), (2, 3, 1.0), (3, 3, 1.0), (6, 3, 1.0)]
+    ("sizes", "spread", "offsets"),
+    [
+        ((2, 3), 0.5, (0.25, 0.25)),
+        ((3, 2), 0.3, (0.375, 0.5)),
+        ((3, 3), 0.15, (0.4375, 0.3)),
+        ((3, 3), 1.0, (0.25, 0.25)),
+        ((5, 3), 0.05, (0.25, 0.0)),
+        ((5, 3), 0.1, (0.48, 0.0)),
+        ((5, 8), 0.2, (0.4375, 0.3)),
+        ((6, 3), 0.15, (0.4375, 0.3)),
+        ((10, 3), 2.0, (0.1875, 0.3)),
+    ],
 )
 def test_equivalence_at_the_margin_errs_in_five_percent_on_a_grid_too(
-    targets: int, retrains: int, spread: float
+    sizes: tuple[int, int], spread: float, offsets: tuple[float, float]
 ) -> None:
-    """Accuracies of 100 examples, in steps of one point: the gaps of few targets often coincide."""
-    draw, studies = np.random.default_rng(28), 3000
+    """Steps from half of Retrain's deviation to twenty of them: the gaps of few targets often coincide."""
+    draw, studies = np.random.default_rng(28), 1000
+    margin = mean_on_grid(52 + offsets[0], spread) - mean_on_grid(50 + offsets[1], spread)
     claimed = []
     for _ in range(studies):
-        values = draw.normal(50.25, spread, size=(targets, 1 + retrains))
-        values[:, 0] += 2.0
-        claimed.append(equivalence_p(split(np.round(values)).gaps, 2.0) <= 0.05)
+        sample = split(on_grid(draw, sizes, spread, offsets))
+        claimed.append(equivalence_p(sample.gaps, margin, step=sample.step) <= 0.05)
     assert np.mean(claimed) <= 0.05 + tolerance(0.05, studies)
+
+
+def test_the_t_test_of_equivalence_alone_does_not_know_of_a_grid() -> None:
+    draw, studies = np.random.default_rng(29), 1000
+    margin = mean_on_grid(52.4375, 0.15) - mean_on_grid(50.3, 0.15)
+    blind = []
+    for _ in range(studies):
+        values = on_grid(draw, (3, 3), 0.15, (0.4375, 0.3))
+        blind.append(equivalence_p(split(values).gaps, margin) <= 0.05)
+    assert np.mean(blind) > 0.1
+
+
+@pytest.mark.parametrize(("step", "power", "blind"), [(0.0, 0.86, 0.87), (0.25, 0.83, 0.87), (1.0, 0.68, 0.84)])
+def test_the_power_of_the_equivalence_on_a_grid(step: float, power: float, blind: float) -> None:
+    """Five targets, three Retrains and a margin of two deviations, in steps of none, a quarter and one of them."""
+    draw, studies = np.random.default_rng(30), 1000
+    claimed, without = [], []
+    for _ in range(studies):
+        values = draw.normal(50.2, 1.0, size=(5, 4))
+        sample = split(np.round(values / step) * step if step else values)
+        claimed.append(equivalence_p(sample.gaps, 2.0, step=sample.step) <= 0.05)
+        without.append(equivalence_p(sample.gaps, 2.0) <= 0.05)
+    assert np.mean(claimed) == pytest.approx(power, abs=tolerance(power, studies) + 0.01)
+    assert np.mean(without) == pytest.approx(blind, abs=tolerance(blind, studies) + 0.01)
+
+
+@pytest.mark.parametrize("retrains", [2, 3, 10])
+@pytest.mark.parametrize("spread", [0.1, 0.4, 1.0])
+def test_a_single_client_is_covered_on_a_grid_too(retrains: int, spread: float) -> None:
+    """Accuracies in whole points; another Retrain in the place of the method, the worst of three places on the grid."""
+    draw, studies = np.random.default_rng(31), 700
+    for offset in (0.0, 0.25, 0.5):
+        values = np.round(draw.normal(50 + offset, spread, size=(studies, 1 + retrains)))
+        known, shown, blind = [], [], []
+        for own in values:
+            gap = gaps.client_gap(own[:1], own[1:], step=1.0)
+            assert gap is not None
+            known.append(not gap.outside)
+            without = gaps.client_gap(own[:1], own[1:])
+            assert (without is None) == (len(set(own)) == 1), "nothing shows the step"
+            shown.append(without is None or not without.outside)
+            half = 0.0 if len(set(own[1:])) == 1 else (gap.high - 0.5)
+            blind.append(abs(gap.gap) <= half)
+        assert np.mean(known) >= 0.95 - tolerance(0.95, studies)
+        assert np.mean(shown) >= 0.95 - tolerance(0.95, studies)
+        if retrains == 2 and offset == 0.5:
+            assert np.mean(blind) < 0.85, "an interval without width where values coincide"
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (5, 3), (10, 3)])
+@pytest.mark.parametrize("spread", [0.1, 0.3, 1.0])
+def test_the_interval_of_the_mean_covers_on_a_grid_too(sizes: tuple[int, int], spread: float) -> None:
+    draw, studies = np.random.default_rng(32), 700
+    for offsets in ((0.0, 0.0), (0.4, 0.3), (0.5, 0.0)):
+        truth = mean_on_grid(52 + offsets[0], spread) - mean_on_grid(50 + offsets[1], spread)
+        covered = []
+        for _ in range(studies):
+            sample = split(on_grid(draw, sizes, spread, offsets))
+            low, high = mean_interval(sample.gaps, step=sample.step)
+            covered.append(low - 1e-9 <= truth <= high + 1e-9)
+        assert np.mean(covered) >= 0.95 - tolerance(0.95, studies)
+
+
+def test_numbers_that_coincide_have_no_interval_unless_their_step_is_known() -> None:
+    assert mean_interval([1.0, 1.0, 1.0]) == (-math.inf, math.inf)
+    assert prediction_interval([50.0, 50.0]) == (-math.inf, math.inf)
+    low, high = mean_interval([1.0, 1.0, 1.0], step=1.0)
+    assert high - 1.0 == pytest.approx(4.303 * math.sqrt(1 / 6 / 3) + 0.25, rel=1e-3)
+    low, high = prediction_interval([50.0, 50.0, 50.0], step=1.0)
+    assert high - 50.0 == pytest.approx(4.303 * math.sqrt(4 / 3 / 12) + 0.5, rel=1e-3)
+    assert (low + high) / 2 == pytest.approx(50.0)
+    assert gaps.client_gap([50.0], [50.0, 50.0]) is None
+    unknown = one(GapSample.of([[50.0]] * 3, [[50.0] * 3] * 3))
+    assert (unknown.gap, unknown.low, unknown.high) == (0.0, None, None)
+
+
+def test_the_step_is_the_smallest_difference_within_a_target() -> None:
+    assert gaps.grid_step([50.0, 52.0, 52.0], [70.0, 70.5]) == 0.5
+    assert gaps.grid_step([50.0, 50.0], [50.2, 50.2]) == 0.0, "targets may have grids of their own"
+    assert gaps.grid_step([0.3, 0.1 + 0.2, 0.7]) == pytest.approx(0.4), "equal up to rounding"
+    assert gaps.grid_step() == gaps.grid_step([]) == gaps.grid_step([1.0]) == 0.0
 
 
 def test_gaps_that_coincide_are_no_proof_of_equivalence_with_few_targets() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedquit.cli.runs import _print_paired
-from fedquit.inference.gaps import Margin
+from fedquit.inference.gaps import ClientGap, Margin
 from fedquit.results.comparison import Comparison, Outcome, build_comparison
 from fedquit.results.path import durability, last_rounds, last_window
 from fedquit.results.quantities import PairedDifference
@@ -28,6 +28,7 @@ from fedquit.results.verdicts import (
     legend,
     mark,
     open_question,
+    single_clients,
 )
 
 MEASURES = ("test_acc", *AVERAGED.values())
@@ -427,7 +428,8 @@ def test_single_clients_are_judged_by_the_spread_of_their_own_retrains() -> None
     assert list(clients) == ["client 0", "client 1", "client 2"]
     for target, client in enumerate(clients.values()):
         own = [r["forget_acc"] for r in comparison.retrains if r["clients"] == [target]]
-        assert client.high == pytest.approx(2.373 * float(np.std(own, ddof=1)), rel=0.01), "t(0.975, 9) √(1 + 1/10)"
+        plain = 2.373 * float(np.std(own, ddof=1))  # t(0.975, 9) √(1 + 1/10)
+        assert plain - 1e-3 <= client.high <= 1.1 * plain, "with what the step adds"
         assert client.low == pytest.approx(-client.high)
         assert (client.runs, client.retrains) == (1, 10)
     assert sum(client.gap for client in clients.values()) / 3 == pytest.approx(
@@ -444,6 +446,26 @@ def test_single_clients_are_judged_by_the_spread_of_their_own_retrains() -> None
     assert MethodSummary.read({"method": "m", "clients": {"client 0": {"gap": 1}, "b": 2}}).clients == {}
     assert clients_outside({}) == ""
     assert simulated(9, targets=3, retrains=1).methods["null"].clients == {}, "one Retrain shows no spread"
+
+
+def test_single_clients_whose_retrains_coincide_are_judged_by_the_number_of_their_examples() -> None:
+    retrains = {0: {seed: {"forget_acc": 50.0} for seed in (7, 8, 9)}}
+
+    def judged_alone(accuracy: float, **size: int) -> ClientGap | None:
+        runs = {0: {0: {"forget_acc": accuracy, **size}}}
+        return single_clients(runs, retrains, {0: "client 0"}).get("client 0")
+
+    of_hundred = judged_alone(51.0, forget_size=100)
+    assert of_hundred is not None
+    assert of_hundred.high == pytest.approx(1.934, abs=1e-3), "t(0.975, 2) √(4/3 · 1/12) + 1/2 steps of one point"
+    assert not of_hundred.outside, "one example more"
+    of_thousand = judged_alone(51.0, forget_size=1000)
+    assert of_thousand is not None
+    assert of_thousand.outside, "ten examples more"
+    unknown = judged_alone(51.0)
+    assert unknown is not None
+    assert not unknown.outside, "the only difference there is may be a step"
+    assert judged_alone(50.0) is None, "nothing shows a step"
 
 
 def test_a_single_client_of_a_null_method_lies_outside_in_about_five_percent() -> None:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import csv
+import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,6 +52,9 @@ def join(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of this site's keys; it is made.")],
     bundle: Annotated[Path | None, typer.Option(help="What the operator sent back.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Make a new node key too: the old one may be known.")] = False,
+    node_key: Annotated[
+        Path | None, typer.Option(help="Take this private node key, of a federation from before; it is copied.")
+    ] = None,
 ) -> None:
     """At a site: make its keys and a request for the operator; then, with --bundle, take the operator's answer."""
     _require_extra()
@@ -64,6 +69,10 @@ def join(
             f"{site.about['name']} can start with {folder / 'start.sh'}; its certificate is valid for {days:.1f} days."
         )
         return
+    if node_key is not None:
+        if new:
+            raise InputError("--node-key takes a key that is there, and --new makes one: give one of them.")
+        site.take_node_key(_content(node_key))
     fingerprint = site.join(new=new)
     _say(f"Send {site.request} to the operator, and tell this fingerprint over another channel:")
     _say(f"  {fingerprint}")
@@ -73,7 +82,7 @@ def enrol(
     project: ProjectFolder,
     name: Annotated[str, typer.Argument(help="The name of the site.")] = "",
     request: Annotated[Path | None, typer.Argument(metavar="CSR", help="The request that the site made.")] = None,
-    examples: Annotated[int, typer.Option(help="How many examples the site counts for at most.")] = 0,
+    examples: Annotated[int, typer.Option(help="How many examples the site has: it counts for these.")] = 0,
     fingerprint: Fingerprint = "",
     out: Annotated[
         Path | None, typer.Option("--out", help="The bundle to write, NAME.tar if not given; with --table a folder.")
@@ -108,9 +117,58 @@ def enrol(
     _say(f"Send {path} to {name}; nothing in it is secret.")
 
 
+def takeover(
+    state: Annotated[Path, typer.Argument(metavar="STATE", help="The state directory of a federation from before.")],
+    project: ProjectFolder,
+    member: Annotated[
+        list[str], typer.Option(help="name=file of a public key, as `serve` got it; the SuperLink has the others.")
+    ] = [],  # noqa: B006 - typer copies it
+    name: Annotated[list[str], typer.Option(help="number=name: what a client is called as a site.")] = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Take over a federation that was not closed: each node key becomes a site. Its state stays where it is."""
+    _require_extra()
+    from fedquit.cli.flower import members_of
+    from fedquit.flower.closed.project import Project
+    from fedquit.flower.closed.takeover import take_over
+
+    taken = take_over(Project.open(project), state, members_of(member), _names(name))
+    for site in taken.sites:
+        number = taken.members[site.name].number
+        revoked = ", revoked" if site.revoked is not None else ""
+        _say(f"client {number} is the site {site.name}, with {site.examples} examples{revoked}")
+    if not taken.sites:
+        _say(f"Every client of {state} is a site of {project} already: nothing was changed.")
+    for one in taken.forgotten:
+        _say(f"{one.title} was forgotten, and its key is not known: it has no site, and needs none")
+    for unknown in taken.never_here:
+        _say(f"{unknown} was registered and never took part: enrol it with `fedquit flower enrol` if it is to")
+    if taken.sites:
+        _say("The numbers of examples are those that the clients said: correct them with `fedquit flower examples`.")
+        _say("Each site runs `fedquit flower join DIR --node-key KEY`; answer it with `fedquit flower rotate`.")
+        words = [shlex.quote(f"{key}={value}") for key, value in _as_words(taken.settings).items()]
+        options = "".join(f" --set {word}" for word in words)
+        _say(f"Serve it with: fedquit flower serve APP --state {state} --project {project}{options}")
+
+
+def _names(words: list[str]) -> dict[int, str]:
+    """Read `number=name` words."""
+    names: dict[int, str] = {}
+    for word in words:
+        number, sign, given = word.partition("=")
+        if not number.isdecimal() or not sign:
+            raise InputError(f"--name {word}: write number=name, with the number of a client.")
+        names[int(number)] = given
+    return names
+
+
+def _as_words(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as `--set` takes them."""
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
+
+
 def examples(
     name: Name,
-    number: Annotated[int, typer.Argument(metavar="N", help="How many examples the site counts for at most.")],
+    number: Annotated[int, typer.Argument(metavar="N", help="How many examples the site has: it counts for these.")],
     project: ProjectFolder,
 ) -> None:
     """Agree on another number of examples with a site, which has got more data or never had as much."""
@@ -118,7 +176,7 @@ def examples(
     from fedquit.flower.closed.project import Project
 
     before = Project.open(project).agree_examples(name, number)
-    _say(f"{name} counts for at most {number} examples from the next round on, and for {before} until now.")
+    _say(f"{name} counts for {number} examples from the next round on, and for {before} until now.")
 
 
 def rotate(
@@ -261,5 +319,5 @@ def _write_all(paths: Mapping[str, Path], issue: Callable[[Callable[[list[Bundle
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands to `fedquit flower`."""
-    for command in (init, join, enrol, examples, rotate, revoke, sign, renew):
+    for command in (init, join, enrol, takeover, examples, rotate, revoke, sign, renew):
         app.command()(command)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fedquit flower`: start and supervise a federation on Flower (demo, serve, node), closed or not.
 
-The commands that make a federation closed (init, join, enrol, examples, rotate, revoke, sign, renew) are in
-`closed_flower`.
+The commands that make a federation closed (init, join, enrol, takeover, examples, rotate, revoke, sign,
+renew) are in `closed_flower`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def _value(text: str) -> str | int | float | bool:
     return value if isinstance(value, str | int | float | bool) else text
 
 
-def _members(words: list[str]) -> Mapping[str, Path]:
+def members_of(words: list[str]) -> Mapping[str, Path]:
+    """Read `name=file` words, whose files must be there."""
     pairs = [word.partition("=") for word in words]
     for name, sign, file in pairs:
         if not name or not sign or not Path(file).is_file():
@@ -159,7 +160,7 @@ def serve(
         run = _serve_closed(plan, project, standing, app_user, log, attach=attach, until_trained=until_trained)
         screen.print(f"Run {run} has finished. State: {state}", **PLAIN)
         return
-    members = _members(member)
+    members = members_of(member)
     tls = None if attach or insecure else _tls(ca, certificate, key)
     if attach and not insecure and not ca:
         raise InputError("give --ca with the authority of the SuperLink to attach to, or say --insecure.")

@@ -8,6 +8,9 @@ A round that finds requests is an unlearning: the clients that leave unlearn the
 the new model, past the strategy, to which a pseudo-gradient would be meaningless. The strategy then begins anew, since
 what it has kept, such as FedAdam's moments, holds the updates of the erased client. The rounds that follow are the
 recovery; the strategy never sees erased nodes again.
+
+What is served is written down, and its owner told, only when the next round begins or the training ends: by then
+`evaluate_fn` has had the unlearned model and could keep it. A server that is killed before serves the request again.
 """
 
 from __future__ import annotations
@@ -72,16 +75,19 @@ class _State:
     erased: set[int] = field(default_factory=set)
     served: list[Erasure] = field(default_factory=list)
     untold: dict[int, dict[str, str]] = field(default_factory=dict)
+    recovered: int = 0  # rounds of the strategy after the last unlearning
 
     def to_dict(self) -> dict[str, Any]:
         untold = {str(node): verdicts for node, verdicts in self.untold.items()}
-        return {"erased": sorted(self.erased), "served": [asdict(one) for one in self.served], "untold": untold}
+        served = [asdict(one) for one in self.served]
+        return {"erased": sorted(self.erased), "served": served, "untold": untold, "recovered": self.recovered}
 
     @staticmethod
     def read(path: Path) -> _State:
         stored = read_json(path)
         untold = {int(node): dict(verdicts) for node, verdicts in stored["untold"].items()}
-        return _State(set(stored["erased"]), [Erasure(**one) for one in stored["served"]], untold)
+        served = [Erasure(**one) for one in stored["served"]]
+        return _State(set(stored["erased"]), served, untold, int(stored.get("recovered", 0)))
 
 
 class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
@@ -93,7 +99,7 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         requests: round -> the nodes that the operator wants erased; the owners' own requests are asked for besides.
         poll: whether to ask the nodes, before each round, for requests that their owners have filed.
         state: a file in which to keep who is erased, so that a server that is started again still knows; None keeps it
-            in memory.
+            in memory. Give an absolute path: Flower chooses the folder in which an app runs.
         recovery: how many rounds should follow an unlearning; `start` warns where fewer did.
         tries: how often a client that fails to unlearn is asked again before its request is refused.
 
@@ -122,6 +128,7 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         self._pending: list[_Pending] = []
         self._serving: list[_Pending] = []
         self._sent: ArrayRecord | None = None
+        self._unsaved = False
 
     @property
     def erased(self) -> frozenset[int]:
@@ -133,22 +140,39 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         """All requests that were served, in their order."""
         return tuple(self._state.served)
 
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """The nodes whose requests wait: they came after the last round, or their client was away or failed."""
+        return tuple(one.node for one in self._pending)
+
     def summary(self) -> None:
         """Log the settings."""
         log(INFO, "\t├──> Forgetting, around %s", type(self.strategy).__name__)
         self.strategy.summary()
 
     def start(self, *args: Any, **kwargs: Any) -> Result:  # noqa: ANN401 - those of `Strategy.start`
-        """Run all rounds, as the strategy inside would; an unlearning takes one of them."""
+        """Run all rounds, as the strategy inside would; an unlearning takes one of them.
+
+        After the last round the nodes are asked once more. What they ask for then is `pending`, and served by the next
+        `start` with the model of this one.
+        """
         result = super().start(*args, **kwargs)
-        given = kwargs.get("num_rounds", args[2] if len(args) > 2 else 3)
-        last = self._state.served[-1].round if self._state.served else None
-        if last is not None and given - last < self.recovery:
+        self._save()
+        if self.poll:
+            self._ask(kwargs["grid"] if "grid" in kwargs else args[0])
+        if self._pending:
+            log(
+                WARNING,
+                "%d request(s) wait after the last round: start again with this model and at least %d rounds.",
+                len(self._pending),
+                1 + self.recovery,
+            )
+        if self._state.served and self._state.recovered < self.recovery:
             log(
                 WARNING,
                 "%d rounds followed the unlearning in round %d, and %d should: train further before the model is used.",
-                max(given - last, 0),
-                last,
+                self._state.recovered,
+                self._state.served[-1].round,
                 self.recovery,
             )
         return result
@@ -164,6 +188,7 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
             config: for the clients.
             grid: the nodes.
         """
+        self._save()
         if self.poll:
             self._ask(grid)
         for node in self.requests(server_round) if self.requests else ():
@@ -192,6 +217,8 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         arrays, metrics = self.strategy.aggregate_train(server_round, arrived)
         if arrays is not None:
             arrays = with_statistics(arrays, self._contents(arrived), self._weight_key, _optimizes(self.strategy))
+            self._state.recovered += 1
+            self._unsaved = bool(self._state.served)
         return arrays, metrics
 
     def configure_evaluate(
@@ -241,11 +268,20 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
             if reply.has_error():  # an app that is not erasable, or none that answers: its owner cannot have asked
                 continue
             if self._state.untold.pop(node, None) is not None:
-                self._save()
+                self._unsaved = True
             if node in self._state.erased:
                 continue
-            for entry in body_of(reply).get("pending", ()):
+            asked = body_of(reply).get("pending", ())
+            self._drop_withdrawn(node, {str(entry["id"]) for entry in asked})
+            for entry in asked:
                 self._add(_Pending(node, str(entry["kind"]), str(entry["id"])))
+        self._save()
+
+    def _drop_withdrawn(self, node: int, asked: set[str]) -> None:
+        """Forget the requests of a node that its owner has taken back."""
+        for one in [one for one in self._pending if one.node == node]:
+            if one.request and one.request not in asked:
+                self._pending.remove(one)
 
     def _add(self, one: _Pending) -> None:
         """Remember a request, once; one node at a time has one, a whole client's before those for samples."""
@@ -281,7 +317,8 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
                 self._state.erased.add(node)
             if one.request:
                 self._state.untold.setdefault(node, {})[one.request] = SERVED
-        self._save()
+        self._state.recovered = 0
+        self._unsaved = True  # until the app has had the model
         return arrays, MetricRecord({"fedquit-unlearned": len(usable)})
 
     def _failed(self, one: _Pending | None, node: int, why: str) -> None:
@@ -293,7 +330,7 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
             self._pending.remove(one)
             if one.request:
                 self._state.untold.setdefault(node, {})[one.request] = f"the unlearning failed: {why}"
-                self._save()
+                self._unsaved = True
 
     def _contents(self, replies: Sequence[Message]) -> list[RecordDict]:
         return [reply.content for reply in replies if not reply.has_error()]
@@ -311,8 +348,9 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
             )
 
     def _save(self) -> None:
-        if self._path:
+        if self._path and self._unsaved:
             write_json(self._path, self._state.to_dict())
+        self._unsaved = False
 
 
 _RECORDS = {"arrayrecord_key": "arrays", "configrecord_key": "config"}

@@ -81,6 +81,7 @@ class GridEngine:
     public: ClientData | None = None  # the server's own data
     arrived: Callable[[Ask, Reply], None] | None = None  # called with each valid reply as soon as it comes in
     judge: Judge | None = None  # of what a well-formed reply may do to the model
+    said: dict[ClientId, int] = field(default_factory=dict)  # the examples that each said last
     began: float = field(init=False)  # Unix time at which this process took the phase up
 
     def __post_init__(self) -> None:
@@ -170,16 +171,18 @@ class GridEngine:
             yield judged
 
     def _judged(self, this_round: _Round, client: ClientId, reply: Reply) -> Reply:
-        counted = replace(reply, examples=self.presence.counted(client, reply.examples))
+        self.said[client] = reply.examples
+        leaving = client in self.required
+        counted = replace(reply, examples=self.presence.counted(client, reply.examples, leaving=leaving))
         if self.judge is not None:
             base = this_round.expected.like
-            whole = client in self.required and self.serving.get(client, wire.Serving()).kind == "client"
+            whole = leaving and self.serving.get(client, wire.Serving()).kind == "client"
             fewest = self.presence.fewest(client) if whole else 0
             self.judge.require_plausible(
                 this_round.ask,
                 base,
                 counted,
-                leaving=client in self.required,
+                leaving=leaving,
                 said=reply.examples,
                 fewest=fewest,
                 known=max(fewest, self.presence.roster[client].examples) if whole else 0,

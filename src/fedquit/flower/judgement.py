@@ -6,7 +6,7 @@ is judged here is what a well-formed reply may still do to the model of all. Eac
 
 | rule | consequence |
 |---|---|
-| `counted_examples`: no more examples than the operator agreed, less those erased | the reply counts for fewer |
+| `counted_examples`: as many examples as the operator agreed, less those erased | the reply counts for these |
 | `require_examples`: a client that leaves has some, and as a whole no fewer than were agreed | the reply is refused |
 | `permitted_step`: no further than optimizer, rate and steps allow | the reply is refused |
 | `longest_step`: no further than 4 times what the cohort does | the update is scaled down |
@@ -66,18 +66,23 @@ class RefusedReply(FedquitError):
 # How much a reply counts.
 
 
-def counted_examples(said: int, enrolled: int | None, erased: int = 0) -> int:
+def counted_examples(said: int, enrolled: int | None, erased: int = 0, *, leaving: bool = False) -> int:
     """How many examples a client counts for.
 
     Args:
         said: what the client says.
         enrolled: what the operator agreed with its site; None where the federation is not closed.
         erased: how many of these have been forgotten since.
+        leaving: whether it is asked to unlearn, which may concern some of its examples.
 
     Returns:
-        What the client says, but no more than was enrolled and is left: n is its weight in the mean.
+        What was enrolled and is left, whatever the client says: n is its weight in the mean. A client that says that it
+        has none trains nothing and counts for none; of a part, such as samples to forget, it says how many they are.
     """
-    return said if enrolled is None else min(said, max(0, enrolled - erased))
+    if enrolled is None:
+        return said
+    left = max(0, enrolled - erased)
+    return min(said, left) if leaving or not said else left
 
 
 def require_examples(ask: Ask, said: int, counted: int, fewest: int) -> None:

@@ -24,6 +24,7 @@ from fedquit.running.membership import Membership
 
 Status = Literal["received", "started", "unlearned", "recovered", "done", "failed", "withdrawn"]
 SCHEMA = 1
+FILE = "ledger.json"
 MODEL_WITHDRAWN = "withdrawal"  # in the place of a method: the model was dropped
 
 
@@ -84,7 +85,7 @@ class Ledger:
     """
 
     def __init__(self, state: Path, claim: Mapping[str, Any], say: Callable[[str], None] = lambda _: None) -> None:
-        self.path = state / "ledger.json"
+        self.path = state / FILE
         self.entries: dict[str, Erasure] = {}
         self.phase = Phase()
         self.erased: frozenset[ClientId] = frozenset()
@@ -109,8 +110,7 @@ class Ledger:
         self.erased = frozenset(content["erased"])
         for entry in content["entries"]:
             self.entries[entry["id"]] = _erasure(entry)
-        phase = Phase(**{**content["phase"], "serving": tuple(content["phase"]["serving"])})
-        self.phase = self._with_erasing(phase)
+        self.phase = self._with_erasing(_phase(content))
 
     def _with_erasing(self, phase: Phase) -> Phase:
         """Ledgers without a phase `erase` say that it is due by requests that are recovered while training goes on."""
@@ -215,14 +215,49 @@ class Ledger:
 
 def read_entries(state: Path) -> list[Erasure]:
     """All requests of the ledger in a state directory, for whoever only looks."""
-    path = state / "ledger.json"
-    if not kept(path):
-        raise StoreError(f"there is no ledger in {state}: give the state directory of a server.")
-    content = read_irreplaceable(path)
+    content = _read(state)
     try:
         return [_erasure(entry) for entry in content["entries"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{path} is no ledger of this version of fedquit: restore it from a backup.") from error
+        raise _no_ledger(state) from error
+
+
+def read_phase(state: Path) -> tuple[Phase, frozenset[ClientId]]:
+    """The phase that a state directory is in, and who has been forgotten, for whoever only looks."""
+    content = _read(state)
+    try:
+        if content["schema"] != SCHEMA:
+            raise ValueError(content["schema"])
+        return _phase(content), frozenset(content["erased"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _no_ledger(state) from error
+
+
+def is_closed(state: Path) -> bool:
+    """Whether the federation of a state directory has, or ever had, a list of sites."""
+    return bool(_read(state)["claim"].get("closed"))
+
+
+def close_ledger(state: Path) -> None:
+    """Note that a federation is closed, while no server runs: without its list of sites none starts any more."""
+    content = _read(state)
+    if not is_closed(state):
+        write_json_twice(state / FILE, {**content, "claim": {**content["claim"], "closed": True}})
+
+
+def _read(state: Path) -> Any:  # noqa: ANN401 - JSON is anything
+    path = state / FILE
+    if not kept(path):
+        raise StoreError(f"there is no ledger in {state}: give the state directory of a server.")
+    return read_irreplaceable(path)
+
+
+def _no_ledger(state: Path) -> StoreError:
+    return StoreError(f"{state / FILE} is no ledger of this version of fedquit: restore it from a backup.")
+
+
+def _phase(content: Mapping[str, Any]) -> Phase:
+    return Phase(**{**content["phase"], "serving": tuple(content["phase"]["serving"])})
 
 
 def _erasure(entry: Mapping[str, Any]) -> Erasure:

@@ -29,7 +29,7 @@ class EnrolledSite(Protocol):
 
     @property
     def examples(self) -> int:
-        """How many examples it counts for at most."""
+        """How many examples it counts for, less what it erases."""
         ...
 
     @property

@@ -74,6 +74,8 @@ class Entry:
     @property
     def received(self) -> str:
         """Who received it and when, or that nobody has, as part of a sentence."""
+        if self.receipt is None and self.status not in OPEN:
+            return "the server has answered it"  # one without a ledger gives no receipts
         if self.receipt is None:
             return "nobody has received it yet"
         return f"received {self.receipt.at} as {self.receipt.number} by the server of federation {self.receipt.by}"

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from fedquit.distill.batches import Data, mapped
 from fedquit.distill.unlearning import check_rate, unlearn
 from fedquit.errors import FedquitError, InputError, RequestError
-from fedquit.flower.outbox import Entry, Outbox
+from fedquit.flower.outbox import WITHDRAWN, Entry, Outbox, note_contact
 
 ACTION = "fedquit_own"
 TRAIN = f"train.{ACTION}"
@@ -201,11 +201,14 @@ class OwnTraining:
         outbox = self.outbox(context)
         pending: list[dict[str, str]] = []
         if outbox is not None:
+            note_contact(outbox.home, "")
             known = {entry.id for entry in outbox.entries()}
             verdicts = dict(body_of(message).get("verdicts", {}))
             for request, verdict in verdicts.items():
                 if request in known:
                     outbox.settle(str(request), str(verdict))
+            for entry in outbox.withdrawing():  # between two rounds nothing is being served
+                outbox.settle(entry.id, WITHDRAWN)
             pending = [{"id": entry.id, "kind": entry.kind} for entry in outbox.pending()]
         pending.sort(key=lambda entry: entry["kind"])  # whole clients first
         return Message(with_body({"pending": pending}), reply_to=message)
@@ -305,7 +308,7 @@ def remaining_positions(outbox: Outbox, size: int) -> list[int]:
     refuse_forgotten(outbox)
     gone: set[int] = set()
     for entry in outbox.entries():
-        if entry.kind == "samples" and entry.status != "refused":
+        if entry.kind == "samples" and entry.status not in ("refused", WITHDRAWN):
             gone |= set(entry.positions)
     if gone and max(gone) >= size:
         raise InputError(

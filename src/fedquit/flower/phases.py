@@ -144,7 +144,7 @@ class Phases:
             self._intake.begin_round()
             with self._round(stage):
                 after = hooks.round(stage.fed, state, self._training, stage.session.present)
-            self._roster.note(stage.examples)
+            self._roster.note(stage.examples, stage.engine.said)
             lifecycle.require_usable(after, state, f"phase {phase.name!r}")
             return after
 
@@ -462,7 +462,7 @@ class Phases:
             self._gather(stage)
             with self._round(stage):
                 after = lifecycle.recovery_round(method, hooks, stage.fed, state, trained, life.requested)
-            self._roster.note(stage.examples)
+            self._roster.note(stage.examples, stage.engine.said)
             return after
 
         try:

@@ -46,7 +46,8 @@ class _Introduction:
 
     node: int
     identity: Identity
-    examples: int
+    examples: int  # that count
+    said: int  # that it says it has
     pending: tuple[wire.Pending, ...]
     settled: tuple[str, ...]
 
@@ -113,7 +114,7 @@ class Presence:
             except wire.InvalidMessage as error:
                 self.transport.say(f"{self.roster[client].title}: {error}")
             else:
-                self.roster.note({client: self.counted(client, examples)})
+                self.roster.note({client: self.counted(client, examples)}, {client: examples})
                 self.on_requests(client, pending, settled)
 
     def revoked(self) -> set[ClientId]:
@@ -128,9 +129,9 @@ class Presence:
         """How many examples the operator agreed with a client's site; None where the federation is not closed."""
         return _enrolled(self.roster[client].key, self.sites())
 
-    def counted(self, client: ClientId, said: int) -> int:
-        """How many of the examples that a client says it has count."""
-        return _counted(said, self.enrolled(client), self.roster[client])
+    def counted(self, client: ClientId, said: int, *, leaving: bool = False) -> int:
+        """How many examples a client counts for that says it has so many, see `counted_examples`."""
+        return _counted(said, self.enrolled(client), self.roster[client], leaving=leaving)
 
     def fewest(self, client: ClientId) -> int:
         """How many examples a client must have used when it leaves: those it was enrolled with and has not erased.
@@ -171,7 +172,8 @@ class Presence:
     def _meet(self, new_nodes: Sequence[NodeInfo]) -> None:
         """Enrol the clients behind nodes that appeared, and pass their pending requests on."""
         introductions = list(self._introductions(new_nodes))
-        self.roster.enrol((i.identity, i.examples) for i in introductions)
+        said = {i.identity.key: i.said for i in introductions}
+        self.roster.enrol([(i.identity, i.examples) for i in introductions], said)
         by_client: dict[ClientId, _Introduction] = {}
         for introduction in introductions:
             member = self.roster.by_key(introduction.identity.key)
@@ -200,12 +202,12 @@ class Presence:
                 self._back_off(node, str(error))
             else:
                 counted = _counted(examples, _enrolled(identity.key, sites), self.roster.by_key(identity.key))
-                if counted < examples:
+                if counted != examples:
                     self.transport.say(
                         f"{identity.name} says that it has {examples} examples and counts for the {counted} that it "
                         "was enrolled with"
                     )
-                yield _Introduction(node, identity, counted, pending, settled)
+                yield _Introduction(node, identity, counted, examples, pending, settled)
 
     def _known_client(self, info: NodeInfo) -> ClientId | None:
         """The client whose registered key this node has; None for one that is new or not registered."""
@@ -259,10 +261,12 @@ def _enrolled(key: str, sites: Sites | None) -> int | None:
     return next((site.examples for site in sites.values() if key == f"key:{site.identity}"), 0)
 
 
-def _counted(said: int, enrolled: int | None, member: Member | None) -> int:
+def _counted(said: int, enrolled: int | None, member: Member | None, *, leaving: bool = False) -> int:
     """How many examples count; what was erased of another number than is agreed now is in the new one."""
-    erased = member.erased_samples if member and member.enrolled == enrolled else 0
-    return counted_examples(said, enrolled, erased)
+    erased = 0
+    if member and member.enrolled == enrolled:
+        erased = member.erased_samples + (max(0, member.before_erasure - said) if not leaving else 0)
+    return counted_examples(said, enrolled, erased, leaving=leaving)
 
 
 def _suffix(member: Member) -> str:

@@ -20,6 +20,7 @@ from fedquit.flower.outbox import now
 from fedquit.flower.twice import kept, read_json_either, read_json_mended, write_json_twice
 from fedquit.utils.files import read_json, write_json
 
+FILE = "clients.json"
 SEEN = "seen.json"
 HOLDS = "who is who, and who must never take part again"  # the files that are kept twice
 
@@ -46,7 +47,8 @@ class Member:
     name: str
     authenticated: bool
     examples: int
-    before_erasure: int = 0  # examples when a request for samples began whose count has not been heard yet
+    said: int = 0  # how many examples it last said that it has: a site counts for those that were agreed
+    before_erasure: int = 0  # what it said when a request for samples began whose count has not been heard yet
     erased_samples: int = 0  # of the examples that its site was enrolled with
     enrolled: int = 0  # how many these were: once the operator agrees on another number, that one holds
     history: tuple[tuple[str, str], ...] = ()  # (joined, forgotten, revoked or returned; when)
@@ -87,7 +89,7 @@ class Roster:
     """
 
     def __init__(self, state: Path, say: Callable[[str], None] = lambda _: None) -> None:
-        self.path = state / "clients.json"
+        self.path = state / FILE
         listed = mend_irreplaceable(self.path, list, say) if kept(self.path) else []
         self.members: dict[ClientId, Member] = {m["number"]: _member(m) for m in listed}
         self.seen = read_seen(state)
@@ -103,38 +105,53 @@ class Roster:
 
     @property
     def examples(self) -> Mapping[ClientId, int]:
-        """How many examples each has, as it last said."""
+        """How many examples each counts for: as it last said, or in a closed federation as was agreed."""
         return {number: m.examples for number, m in self.members.items()}
 
-    def enrol(self, nodes: Iterable[tuple[Identity, int]]) -> None:
-        """Give a number to everybody new, and note how many examples each has; on disk before anybody is asked."""
+    def enrol(self, nodes: Iterable[tuple[Identity, int]], said: Mapping[str, int] | None = None) -> None:
+        """Give a number to everybody new, and note how many examples each has; on disk before anybody is asked.
+
+        Args:
+            nodes: identities, and how many examples each counts for.
+            said: how many it says that it has, by the key of its identity; those that count if not given.
+        """
+        told = said or {}
         before = dict(self.members)
         for identity, examples in sorted(nodes, key=lambda pair: _in_order(pair[0])):
             known = self.by_key(identity.key)
             if known:
                 self.members[known.number] = dataclasses.replace(known, **dataclasses.asdict(identity))
-                self._count(known.number, examples)
+                self._count(known.number, examples, told.get(identity.key, examples))
             else:
                 number = len(self.members)
                 self.members[number] = Member(
-                    number, examples=examples, history=((JOINED, now()),), **dataclasses.asdict(identity)
+                    number,
+                    examples=examples,
+                    said=told.get(identity.key, examples),
+                    history=((JOINED, now()),),
+                    **dataclasses.asdict(identity),
                 )
         if self.members != before:
             self._save()
 
-    def note(self, examples: Mapping[ClientId, int]) -> None:
-        """Clients have said how many examples they have."""
-        changed = {c: n for c, n in examples.items() if self.members[c].examples != n}
-        for client, count in changed.items():
-            self._count(client, count)
-        if changed:
+    def note(self, examples: Mapping[ClientId, int], said: Mapping[ClientId, int] | None = None) -> None:
+        """Clients have said how many examples they have.
+
+        Args:
+            examples: how many each counts for.
+            said: how many each says; those that count if not given.
+        """
+        before = dict(self.members)
+        for client, count in examples.items():
+            self._count(client, count, (said or examples).get(client, count))
+        if self.members != before:
             self._save()
 
-    def _count(self, client: ClientId, examples: int) -> None:
-        """A client's number of examples; where it gave up samples, the first lower one says how many."""
-        member = dataclasses.replace(self.members[client], examples=examples)
-        if examples < member.before_erasure:
-            erased = member.erased_samples + member.before_erasure - examples
+    def _count(self, client: ClientId, examples: int, said: int) -> None:
+        """A client's number of examples; where it gave up samples, the first lower one that it says tells how many."""
+        member = dataclasses.replace(self.members[client], examples=examples, said=said)
+        if said < member.before_erasure:
+            erased = member.erased_samples + member.before_erasure - said
             member = dataclasses.replace(member, erased_samples=erased, before_erasure=0)
         self.members[client] = member
 
@@ -150,7 +167,7 @@ class Roster:
             agreed = enrolled(client) or 0
             erased = member.erased_samples if member.enrolled == agreed else 0
             self.members[client] = dataclasses.replace(
-                member, before_erasure=member.examples, erased_samples=erased, enrolled=agreed
+                member, before_erasure=member.said or member.examples, erased_samples=erased, enrolled=agreed
             )
         self._save()
 
@@ -193,6 +210,11 @@ class Roster:
     def find(self, words: str) -> Member:
         """The client that an operator means: by number, name, key, or the beginning of its fingerprint."""
         return find_member(list(self.members.values()), words)
+
+
+def read_members(state: Path) -> list[Member]:
+    """All clients that ever were, by number, for whoever only looks."""
+    return sorted(map(_member, read_irreplaceable(state / FILE, list)), key=lambda member: member.number)
 
 
 def _member(content: Mapping[str, Any]) -> Member:

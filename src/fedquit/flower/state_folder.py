@@ -24,9 +24,11 @@ from fedquit.running.lifecycle import Phase
 from fedquit.running.session import Event
 from fedquit.running.store import END, Bounds, DiskMemory, Journal, PrefixedMemory
 from fedquit.utils.files import append_line, read_json, remove_half_written, write_json
+from fedquit.utils.rotating_log import MAX_BYTES, rotate
 from fedquit.utils.version import package_version
 
 SETTINGS = "settings.json"
+EVENTS = "events.jsonl"
 PUBLISHED = "model.safetensors"  # the model at the end of a run
 SERVE_LOCK = f"{FOLDER}/.lock"  # held by `fedquit flower serve` of a federation that is not closed
 OF_OPERATOR = (membership.FILE, notices.FILE)  # which `fedquit flower serve` writes here at any time
@@ -116,8 +118,11 @@ class StateFolder:
         return None
 
     def append(self, event: Event) -> None:
-        """Add a line to the log, with the time."""
-        append_line(self.path / "events.jsonl", json.dumps({"time": timestamp(time.time()), **event}))
+        """Add a line to the log, with the time. A log that is full becomes `events.jsonl.1`, as others do."""
+        path = self.path / EVENTS
+        append_line(path, json.dumps({"time": timestamp(time.time()), **event}))
+        if path.stat().st_size >= MAX_BYTES:
+            rotate(str(path))
 
     def clean(self, phase: Phase) -> None:
         """Delete every checkpoint that the phase at hand has left behind, also one that a kill left half-way."""

@@ -6,10 +6,15 @@ round could need. A kill between the two writes leaves the state that a kill bef
 
 A write replaces the file, then its copy; a read takes the copy where the file is damaged or missing. Whatever deletes
 a checkpoint deletes both, so that no copy brings a forgotten client's influence back.
+
+Checkpoints hold a checksum of themselves. That of a JSON file lies beside it and is written first: a changed byte that
+leaves valid JSON, such as another number, is found as well. A kill after it leaves two equal files, which count.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +24,7 @@ from fedquit.core import State
 from fedquit.errors import StoreError
 from fedquit.running.params_file import Meta
 from fedquit.running.store import StateFile
-from fedquit.utils.files import read_json, write_json
+from fedquit.utils.files import json_bytes, read_json, write_atomic, write_json
 
 Say = Callable[[str], None]
 RESTORE_STATE = (
@@ -38,14 +43,38 @@ def kept(path: Path) -> bool:
     return path.exists() or copy_of(path).exists()
 
 
+def checksum_of(path: Path) -> Path:
+    """Where the checksum of a JSON file lies."""
+    return path.with_suffix(".sha256")
+
+
 def write_json_twice(path: Path, value: object) -> None:
-    """Write a value as JSON to a file and then to its copy."""
+    """Write a value as JSON to a file and then to its copy, after the checksum of both."""
+    write_atomic(checksum_of(path), _checksum(json_bytes(value)))
     write_json(path, value)
     write_json(copy_of(path), value)
 
 
+def _checksum(content: bytes) -> bytes:
+    return f"{hashlib.sha256(content).hexdigest()}\n".encode()
+
+
+def _content(path: Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return b""
+
+
+def _in_order(path: Path) -> tuple[Path, Path]:
+    """The file and its copy; the copy first where its checksum fits and that of the file does not."""
+    copy = copy_of(path)
+    expected = _content(checksum_of(path))
+    is_intact = [_checksum(_content(file)) == expected for file in (path, copy)]
+    return (copy, path) if is_intact == [False, True] else (path, copy)
+
+
 def read_json_either(path: Path, holds: str, kind: type = dict, say: Say = lambda _: None) -> Any:  # noqa: ANN401 - JSON is anything
-    """Read what `write_json_twice` wrote, from whichever of the two can be read.
+    """Read what `write_json_twice` wrote, from whichever of the two is intact.
 
     Args:
         path: the file.
@@ -56,26 +85,31 @@ def read_json_either(path: Path, holds: str, kind: type = dict, say: Say = lambd
     Raises:
         StoreError: if neither can be read.
     """
-    try:
-        return _read(path, kind)
-    except StoreError as error:
+    damaged: list[StoreError] = []
+    for file in _in_order(path):
         try:
-            content = _read(copy_of(path), kind)
-        except StoreError:
-            raise StoreError(
-                f"{path} cannot be read: restore it from a backup. Do not delete it: it says {holds}."
-            ) from error
-        say(f"{path} cannot be read, and its copy is used instead: look after the disk.")
+            content = _read(file, kind)
+        except StoreError as error:
+            damaged.append(error)
+            continue
+        if file != path:
+            say(f"{path} is damaged or gone, and its copy is used instead: look after the disk.")
         return content
+    raise StoreError(
+        f"{path} cannot be read: restore it from a backup. Do not delete it: it says {holds}."
+    ) from damaged[0]
 
 
 def read_json_mended(path: Path, holds: str, kind: type = dict, say: Say = lambda _: None) -> Any:  # noqa: ANN401 - JSON is anything
-    """Read what `write_json_twice` wrote, and write whichever of the two differs anew.
+    """Read what `write_json_twice` wrote, and write whatever differs anew.
 
-    For the one process that may write there. A kill between the two writes leaves an older copy; a bad sector leaves
-    one that cannot be read, and the operator is told.
+    For the one process that may write there. A kill between two writes leaves an older copy; a bad sector leaves one
+    that cannot be read, and the operator is told.
     """
     content = read_json_either(path, holds, kind, say)
+    checksum = _checksum(json_bytes(content))
+    if _content(checksum_of(path)) != checksum:
+        write_atomic(checksum_of(path), checksum)
     for file in (path, copy_of(path)):
         try:
             is_same = _read(file, kind) == content

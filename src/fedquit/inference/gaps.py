@@ -15,6 +15,10 @@ same procedure give exchangeable values, so that permuting which of the M + R va
 | several measures and methods at once | `holm` (Holm 1979) |
 | which sizes would tell | `least_targets`, `least_retrains`, `targets_for_equivalence`, `targets_for_difference` |
 
+Accuracies lie on a grid: those of n examples are multiples of 1/n, and the values of few runs often coincide. What
+assumes normal values therefore takes the `step` of the grid, and adds to the variance what rounding to it adds, and to
+the half width a part of the step; `docs/evaluation.md` has the error rates.
+
 Targets must be independent: each has an Original of its own seed. Where they share an Original, the gaps of all targets
 move together; then whole seeds are permuted, all targets at once (`seed_blocks_p`).
 """
@@ -137,6 +141,11 @@ class GapSample:
         squares = sum(float(((values - values.mean()) ** 2).sum()) for values in self.retrain)
         freedom = sum(len(values) - 1 for values in self.retrain)
         return squares / freedom if freedom else math.nan
+
+    @property
+    def step(self) -> float:
+        """The step of the grid on which the values lie, as far as they show it; see `grid_step`."""
+        return grid_step(*(np.concatenate(pair) for pair in zip(self.method, self.retrain, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -303,50 +312,84 @@ def coincide(values: npt.ArrayLike) -> bool:
     return float(np.ptp(known)) <= _EQUAL * max(1.0, float(np.abs(known).max()))
 
 
-def mean_interval(gaps: npt.ArrayLike, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Student's interval of the mean signed gap over independent targets; unbounded with fewer than two.
+def grid_step(*groups: npt.ArrayLike) -> float:
+    """The smallest difference of two numbers of one group; 0 where the numbers of every group coincide.
+
+    On a grid it is the step or a multiple of it. Of many numbers without a grid it is small against their spread.
+
+    Args:
+        groups: Numbers that lie on the same grid, such as the accuracies of one target.
+    """
+    steps = [math.inf]
+    for group in groups:
+        known = np.sort(np.asarray(group, dtype=np.float64).ravel())
+        apart = np.diff(known)
+        equal = _EQUAL * max(1.0, float(np.abs(known).max(initial=0.0)))
+        steps += [float(apart[apart > equal].min(initial=math.inf))]
+    return min(steps) if math.isfinite(min(steps)) else 0.0
+
+
+def mean_interval(gaps: npt.ArrayLike, *, confidence: float = 0.95, step: float = 0.0) -> tuple[float, float]:
+    """Student's interval of the mean signed gap over independent targets.
+
+    It is unbounded with fewer than two targets, and where all gaps coincide and no step is known: then nothing shows
+    how far others would spread.
 
     Args:
         gaps: One for each target.
         confidence: 0.90 for the equivalence test at 5 %.
+        step: Of the grid on which accuracies lie; 0 for none.
     """
     values = np.asarray(gaps, dtype=np.float64)
-    if len(values) < 2:
+    if len(values) < 2 or (coincide(values) and not step):
         return -math.inf, math.inf
     from scipy.special import stdtrit  # late: a report over single runs needs no scipy
 
     mean = float(values.mean())
-    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * _error(values, step) + step / 4
     return mean - half, mean + half
 
 
-def prediction_interval(retrain: npt.ArrayLike, *, runs: int = 1, confidence: float = 0.95) -> tuple[float, float]:
+def _error(gaps: Floats, step: float) -> float:
+    """The standard error of a mean gap; each gap is a difference of two numbers that are rounded to the step."""
+    return math.sqrt((float(gaps.var(ddof=1)) + 2 * step**2 / 12) / len(gaps))
+
+
+def prediction_interval(
+    retrain: npt.ArrayLike, *, runs: int = 1, confidence: float = 0.95, step: float = 0.0
+) -> tuple[float, float]:
     """Where the mean of some more Retrains of one target would lie, from those that are there.
 
+    It is unbounded with fewer than two Retrains, and where all of them coincide and no step is known.
+
     Args:
-        retrain: Their values; with fewer than two the interval is unbounded.
+        retrain: Their values.
         runs: Of how many more: 1 for a method that was run once.
         confidence: Of the interval.
+        step: Of the grid on which the values lie; 0 for none.
     """
     values = np.asarray(retrain, dtype=np.float64)
-    if len(values) < 2:
+    if len(values) < 2 or (coincide(values) and not step):
         return -math.inf, math.inf
     from scipy.special import stdtrit
 
     factor = math.sqrt(1 / runs + 1 / len(values))
-    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * float(values.std(ddof=1)) * factor
+    deviation = math.sqrt(float(values.var(ddof=1)) + step**2 / 12)
+    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * deviation * factor + step / 2
     return float(values.mean()) - half, float(values.mean()) + half
 
 
-def equivalence_p(gaps: npt.ArrayLike, margin: float) -> float:
+def equivalence_p(gaps: npt.ArrayLike, margin: float, *, step: float = 0.0) -> float:
     """The p-value of two one-sided tests: at most 0.05 where the 90 % interval of the mean lies in (-margin, margin).
 
     Gaps that coincide, as accuracies of few examples often do, have no deviation that a t test could use. Then it is
-    the sign test's p-value, 1/2^T within the margin: so often T symmetric gaps around the margin all lie below it.
+    the sign test's p-value, 1/2^T half a step within the margin: so often T gaps all lie below the margin by less than
+    a step, where their mean is the margin.
 
     Args:
         gaps: The signed gap of each of at least two independent targets.
         margin: In the unit of the gaps, fixed before the runs.
+        step: Of the grid on which accuracies lie; 0 for none.
     """
     values = np.asarray(gaps, dtype=np.float64)
     if len(values) < 2:
@@ -355,9 +398,8 @@ def equivalence_p(gaps: npt.ArrayLike, margin: float) -> float:
 
     inside = margin - abs(float(values.mean()))
     if coincide(values):
-        return 2.0 ** -len(values) if inside > _EQUAL else 1.0
-    error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    return float(stdtr(len(values) - 1, -inside / error))
+        return 2.0 ** -len(values) if inside - step / 2 > _EQUAL else 1.0
+    return float(stdtr(len(values) - 1, -(inside - step / 4) / _error(values, step)))
 
 
 def studentised_p(sample: GapSample, k: float) -> float:
@@ -409,14 +451,28 @@ class ClientGap:
         return not self.low <= self.gap <= self.high
 
 
-def client_gap(method: npt.ArrayLike, retrain: npt.ArrayLike) -> ClientGap | None:
-    """Judge a single target by the spread of its own Retrains; None with fewer than two of them, or without a run."""
+def client_gap(method: npt.ArrayLike, retrain: npt.ArrayLike, *, step: float | None = None) -> ClientGap | None:
+    """Judge a single target by the spread of its own Retrains.
+
+    Args:
+        method: Its values.
+        retrain: Those of Retrain.
+        step: Of the grid on which they lie, 100/n points for n examples; None takes the smallest difference between
+            the values.
+
+    Returns:
+        None with fewer than two Retrains or without a run; and where Retrains and runs all coincide and no step is
+        known, so that nothing shows how far another Retrain would lie.
+    """
     values = np.asarray(method, dtype=np.float64)
     gold = np.asarray(retrain, dtype=np.float64)
     if not len(values) or len(gold) < 2:
         return None
     centre = float(gold.mean())
-    low, high = prediction_interval(gold, runs=len(values))
+    known = grid_step(np.concatenate([values, gold])) if step is None else step
+    low, high = prediction_interval(gold, runs=len(values), step=known)
+    if not math.isfinite(low):
+        return None
     return ClientGap(float(values.mean()) - centre, low - centre, high - centre, len(values), len(gold))
 
 
@@ -611,11 +667,11 @@ def _points(sample: GapSample, margin: Margin | None) -> float | None:
 def _interval(sample: GapSample, gap: float) -> tuple[float | None, float | None]:
     """The 95 % interval of the mean gap over targets; for one target, from the spread of its Retrains."""
     if sample.targets == 1:
-        low, high = prediction_interval(sample.retrain[0], runs=sample.runs)
+        low, high = prediction_interval(sample.retrain[0], runs=sample.runs, step=sample.step)
         half = (high - low) / 2
         return (gap - half, gap + half) if math.isfinite(half) else (None, None)
-    low, high = mean_interval(sample.gaps)
-    return low, high
+    low, high = mean_interval(sample.gaps, step=sample.step)
+    return (low, high) if math.isfinite(low) else (None, None)
 
 
 def _equivalence(sample: GapSample, margin: Margin | None) -> float | None:
@@ -623,7 +679,7 @@ def _equivalence(sample: GapSample, margin: Margin | None) -> float | None:
     if margin is None or sample.targets < 2 or (sample.retrains == 2 and sample.targets < 3):
         return None
     if not margin.studentised:
-        return equivalence_p(sample.gaps, margin.size)
+        return equivalence_p(sample.gaps, margin.size, step=sample.step)
     return studentised_p(sample, margin.size) if sample.balanced else None
 
 

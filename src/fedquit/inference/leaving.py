@@ -33,6 +33,7 @@ from fedquit.inference.gaps import (
     Margin,
     counted,
     equivalence_p,
+    grid_step,
     mean_interval,
     rounded_p,
     share_at_least,
@@ -86,6 +87,11 @@ class LeavingSample:
         if self.shared or self.targets == 1:
             return np.asarray(np.mean(np.stack(list(self.differences)), axis=0), dtype=np.float64)
         return np.array([float(own.mean()) for own in self.differences])
+
+    @property
+    def step(self) -> float:
+        """The step of the grid on which the differences lie, as far as they show it; no difference lies on it, too."""
+        return grid_step(np.concatenate([np.zeros(1), *self.differences]))
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,7 @@ def _tested(sample: LeavingSample, margin: Margin | None, hypotheses: int) -> Le
     if not sample.runs:
         return verdict
     units = sample.units
-    low, high = mean_interval(units)
+    low, high = mean_interval(units, step=sample.step)
     bounded = math.isfinite(low)
     return replace(
         verdict,
@@ -185,7 +191,9 @@ def _tested(sample: LeavingSample, margin: Margin | None, hypotheses: int) -> Le
         low=low if bounded else None,
         high=high if bounded else None,
         p=sign_flip_p(sample.flipped, hypotheses=hypotheses),
-        equivalence_p=equivalence_p(units, verdict.margin) if verdict.margin and len(units) > 1 else None,
+        equivalence_p=(
+            equivalence_p(units, verdict.margin, step=sample.step) if verdict.margin and len(units) > 1 else None
+        ),
     )
 
 

@@ -199,7 +199,7 @@ def _findings(findings: Sequence[Finding], found: Sequence[beside.Difference]) -
                 Cell(SETTINGS[finding.claim.setting].title, words=True),
                 Cell(finding.word, words=True),
                 Cell(DECIDED[finding.printed], words=True),
-                Cell(" ".join([finding.reason, *_caveats(finding, found)]), words=True),
+                Cell(" ".join([finding.reason, *caveats(finding, found)]), words=True),
             ],
             note=finding.claim.how,
         )
@@ -216,7 +216,7 @@ def _findings(findings: Sequence[Finding], found: Sequence[beside.Difference]) -
     return Section("findings", "What the paper states", [text], parts)
 
 
-def _caveats(finding: Finding, found: Sequence[beside.Difference]) -> Iterator[str]:
+def caveats(finding: Finding, found: Sequence[beside.Difference]) -> Iterator[str]:
     """For a finding that does not hold, the numbers in it that are not reproduced: the fault may be ours."""
     sides = {(side.key, side.part) for one in finding.claim.comparisons for side in (one.less, one.more)}
     for one in found if finding.word == FAILS else ():

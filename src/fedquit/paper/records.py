@@ -225,14 +225,15 @@ class _Found:
     def add_record(self, path: Path, name: str, stored: Mapping[str, Any], setting: str) -> None:
         """The numbers of a record in a setting of the paper."""
         source = _source(stored, name)
-        if isinstance(stored.get("rows"), list):
-            run = _run(path)
-            self.runs.setdefault(setting, []).append(run)
-            apart = _set_apart(stored["recipe"])
-            if apart:
-                self.left_out[name] = apart
-            else:
-                self.measured.extend(_of_run(run, setting, source))
+        is_run = isinstance(stored.get("rows"), list)
+        run = _run(path) if is_run else None
+        if run and any(row["phase"] not in _OWN for request in run.requests for row in request.rows):
+            self.runs.setdefault(setting, []).append(run)  # Original and Retrain alone are in the runs of the methods
+        apart = _set_apart(stored["recipe"])
+        if apart:
+            self.left_out[name] = apart
+        elif run:
+            self.measured.extend(_of_run(run, setting, source))
         elif stored.get("kind") == "reference":
             self.measured.extend(_of_reference(stored, setting, source))
         elif stored.get("kind") == "unlearned accuracy":

@@ -110,6 +110,9 @@ def request_of(recipe: Mapping[str, Any], clients: int) -> str:
     return {1: "client", 2: "pair"}.get(clients, f"{clients} clients")
 
 
+_STORED_AS = "store"  # the number format of a stored history: the same method in less space
+
+
 def method_of(section: Mapping[str, Any], setting: str) -> str:
     """A method with the options in which it is neither its default nor what the setting's recipe says.
 
@@ -122,7 +125,8 @@ def method_of(section: Mapping[str, Any], setting: str) -> str:
     """
     name = str(section.get("name", "fedquit"))
     usual = _usual(name, setting)
-    given = {key: value for key, value in section.items() if key != "name" and value != usual.get(key)}
+    unnamed = {"name", _STORED_AS}
+    given = {key: value for key, value in section.items() if key not in unnamed and value != usual.get(key)}
     if "tau" in given or given.get("teacher") == "temperature":
         tau = float(given.pop("tau", 1.0))
         given.pop("teacher", None)

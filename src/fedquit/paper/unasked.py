@@ -18,7 +18,7 @@ from fedquit.results.path import AFTER, WINDOW, Point, at_round
 from fedquit.results.requests import RequestRows, distinct
 from fedquit.results.schema import number
 from fedquit.results.summary import MethodSummary, group_by_method, summarise_phase
-from fedquit.results.words import DASH, fixed, share, signed
+from fedquit.results.words import DASH, count, fixed, share, signed
 
 LASTS = "What lasts"
 COSTS = "What it costs"
@@ -109,6 +109,10 @@ def _natural_after(request: RequestRows, end: int) -> float | None:
     return mean(number(point.get("forget_acc")) for point in points if point) if all(points) else None
 
 
+def _targets(group: Group) -> str:
+    return count(group.targets, "target")
+
+
 def what_lasts(group: Group) -> Table | None:
     """Each method's gap at the stop and later, beside Natural's at equal rounds: the method's part, and time's."""
     known = [line for line in group.lines if "forget_acc" in line.natural_gaps and line.method != "natural"]
@@ -139,7 +143,7 @@ def what_lasts(group: Group) -> Table | None:
     table = _without_empty(heads, rows)
     return Table(
         f"{LASTS}: {group.title}",
-        f"Mean absolute gap to Retrain in forget accuracy, in points, over {group.targets} targets.{first}",
+        f"Mean absolute gap to Retrain in forget accuracy, in points, over {_targets(group)}.{first}",
         table[0],
         table[1],
         "Natural unlearns nothing and trains on for as many rounds. By time: what Natural closes of Original's gap; by "
@@ -181,7 +185,7 @@ def what_it_costs(group: Group) -> tuple[Table, Drawn] | None:
     ]
     table = Table(
         f"{COSTS}: {group.title}",
-        f"After recovery, over {group.targets} targets: gaps to Retrain in points, costs in percent of Retrain's",
+        f"After recovery, over {_targets(group)}: gaps to Retrain in points, costs in percent of Retrain's",
         ["Method", "Forget gap", "Avg. gap", "Sent", "Computing", "On the front"],
         rows,
         "On the front: no other method has both a smaller forget gap and fewer bytes, by the means alone: that two "
@@ -225,13 +229,13 @@ def samples_or_classes(group: Group) -> Table | None:
     rows = []
     for line in known:
         total = (line.sample_memory or 0.0) + (line.distribution_knowledge or 0.0)
-        said = ", ".join(f"{word} {count:g}" for word, count in line.holdout_verdicts.items())
+        said = ", ".join(f"{word} {times:g}" for word, times in line.holdout_verdicts.items())
         cells = [Cell(signed(line.sample_memory)), Cell(signed(line.distribution_knowledge)), Cell(signed(total))]
         name = "Original" if line.phase == "original" else line.method
         rows.append(Line(name, [*cells, Cell(said or DASH, words=True)], reference=line.phase == "original"))
     return Table(
         f"{KINDS}: {group.title}",
-        f"After recovery, beside Retrain, in points of accuracy; means over {group.targets} targets",
+        f"After recovery, beside Retrain, in points of accuracy; means over {_targets(group)}",
         ["Model", "Samples", "Distribution", "Together", "Own hold-out"],
         rows,
         "Samples: forget less hold-out accuracy, less Retrain's. Distribution: hold-out accuracy less Retrain's. "

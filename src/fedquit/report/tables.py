@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedquit.inference.durable import DurableVerdict
 from fedquit.inference.gaps import DIFFERS, ClientGap
+from fedquit.inference.leaving import LeavingVerdict
 from fedquit.report.verdicts import trace_words
 from fedquit.results import quantities
 from fedquit.results.averages import mean
@@ -28,7 +30,7 @@ from fedquit.results.summary import (
     summarise,
     summarise_phase,
 )
-from fedquit.results.verdicts import headline, leaving_sentence, legend, mark
+from fedquit.results.verdicts import headline, legend, mark
 from fedquit.results.words import DASH, NBSP, count, fixed, holdout_verdict, scaled, share, signed
 from fedquit.utils.names import each_named
 
@@ -216,17 +218,34 @@ def control(groups: Sequence[MethodGroup]) -> Table | None:
         columns[head] = [Cell(fixed(levels.get(key))) for levels in own]
         columns[f"{head}, Natural"] = [Cell(fixed(levels.get(key))) for levels in natural]
         columns[f"{head}, Retrain"] = [Cell(fixed(_mean_level(group, "retrained", key + suffix))) for group in known]
+    columns["Against leaving"] = [_leaving_cell(group.leaving.get("forget_acc")) for group in known]
     shown = _filled(columns)
     averaged = f"; means over the last {LAST} rounds" if last else ""
+    judged = any(group.leaving for group in known)
     return Table(
         "Beside Natural after as many rounds",
         f"Accuracies in percent, after unlearning and recovery{averaged}",
         ["Method", *shown],
         [Line(group.label, [cells[i] for cells in shown.values()]) for i, group in enumerate(known)],
         "Natural is the control: the client leaves, nothing is unlearned, and training goes on for as many rounds, "
-        "those of unlearning included."
-        + "".join(f" {g.label}: {leaving_sentence(g.leaving['forget_acc'])}." for g in known if g.leaving),
+        "those of unlearning included." + (_LEAVING_NOTE if judged else ""),
     )
+
+
+_LEAVING_NOTE = (
+    f" Against leaving: forget accuracy less Natural’s in points, with its 95{NBSP}% interval; the chance of any false "
+    f"“differs” or “no benefit” among all methods and measures is at most 5{NBSP}% each."
+)
+
+
+def _leaving_cell(verdict: LeavingVerdict | None) -> Cell:
+    """The verdict against Natural, and the difference that it rests on."""
+    if verdict is None:
+        return Cell(DASH, words=True)
+    size = signed(verdict.difference)
+    if verdict.low is not None and verdict.high is not None:
+        size += f" ({signed(verdict.low)} to {signed(verdict.high)})"
+    return Cell(verdict.word, (size,), words=True)
 
 
 def two_kinds(groups: Sequence[MethodGroup]) -> Table | None:
@@ -273,15 +292,26 @@ def durability(groups: Sequence[MethodGroup]) -> Table | None:
         "Last rounds": [line.last.get("forget_acc") for line in lines],
         "Retrain": [_mean_level(group, "retrained", "forget_acc") for group in groups],
     }
-    shown = _filled({head: [Cell(fixed(level)) for level in levels] for head, levels in columns.items()})
+    cells = {head: [Cell(fixed(level)) for level in levels] for head, levels in columns.items()}
+    cells["After the stop"] = [_durable_cell(group.durable) for group in groups]
+    shown = _filled(cells)
+    judged = any(group.durable for group in groups)
     return Table(
         "Does it last",
         "Accuracy on the data to forget in percent, as training goes on",
         ["Method", *shown],
         [Line(group.label, [cells[i] for cells in shown.values()]) for i, group in enumerate(groups)],
         f"+5, +10, +20: means over five rounds up to so many after the stop; last rounds: over the last {LAST}."
-        + "".join(f" {group.label}, {group.durable.reason}." for group in groups if group.durable),
+        + (" After the stop: the verdict over all these windows, in forget and hold-out accuracy." if judged else ""),
     )
+
+
+def _durable_cell(verdict: DurableVerdict | None) -> Cell:
+    """The verdict over all windows, and why it is so."""
+    if verdict is None:
+        return Cell(DASH, words=True)
+    why = verdict.reason.removeprefix(f"{verdict.word}: ")
+    return Cell(verdict.word, (why,) if why != verdict.word else (), words=True)
 
 
 def by_rate(sweep: Mapping[str, Any]) -> Table | None:
@@ -730,17 +760,23 @@ def distances(groups: Sequence[MethodGroup]) -> Table | None:
     if not columns:
         return None
     lines = [Line(group.label, [cells[i] for cells in columns.values()]) for i, group in enumerate(groups)]
+    said = {
+        "Tug": "Tug-of-War: 1 is alike in forget, retain and test accuracy (MIA: with Yeom’s attack in place of the "
+        "forget accuracy).",
+        "JS": "JS divergence: between the predictions on the forget data, in nats; the spread is that of two Retrains.",
+        "Two": "Two snapshots: what somebody learns who holds the model before and after; an AUC of 0.5 is nothing, "
+        "and Retrain gives away something as well.",
+        f"Two snapshots, TPR at 1{NBSP}%": "TPR: the share of the forgotten found while the FPR’s share of the "
+        f"outsiders is taken for them, with 95{NBSP}% intervals.",
+        relearning: "Relearning: below 1, knowledge was left.",
+    }
+    compared = any(request.row("retrained") for request in _requests(groups))
     return Table(
-        "Other distances to Retrain",
+        "Other distances to Retrain" if compared else "What two snapshots give away",
         "After recovery; means over requests",
         ["Method", *columns],
         lines,
-        "Tug-of-War: 1 is alike in forget, retain and test accuracy (MIA: with Yeom’s attack in place of the forget "
-        "accuracy). JS divergence: between the predictions on the "
-        "forget data, in nats; the spread is that of two Retrains. Two snapshots: what somebody learns who holds the "
-        "model before and after; an AUC of 0.5 is nothing, and Retrain gives away something as well. TPR: the share "
-        f"of the forgotten found while the FPR’s share of the outsiders is taken for them, with 95{NBSP}% intervals."
-        + (" Relearning: below 1, knowledge was left." if relearning in columns else ""),
+        " ".join(text for start, text in said.items() if any(head.startswith(start) for head in columns)),
     )
 
 

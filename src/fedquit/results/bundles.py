@@ -294,22 +294,67 @@ def read_bundle(folder: Path) -> Bundle:
     Raises:
         StoreError: There are none, or one of them is damaged, of another schema, or there twice.
     """
-    references = []
-    for path in sorted(folder.rglob("*.json")):
-        stored = _json(path)
-        if isinstance(stored, dict) and stored.get("kind") == KIND:
-            references.append(_reference(path, stored))
-    if not references:
-        raise StoreError(
-            f"no reference bundle in {folder}: make one with `fedquit references make`, or name another folder."
-        )
-    seen: dict[tuple[Any, ...], Path] = {}
-    for ref in references:
-        place = (ref.key, ref.role, ref.clients, ref.samples, ref.seed)
-        if ref.key is not None and place in seen:
-            raise StoreError(f"{seen[place]} and {ref.file} are records of the same training: move one of them away.")
-        seen[place] = ref.file
-    return Bundle(folder, references)
+    return BundleReader(folder).read()
+
+
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class BundleReader:
+    """Reads the references in a folder and below it each time anew, but a file that has not changed only once.
+
+    Args:
+        folder: Of one bundle or of several; it may be empty, or not there yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[Path, tuple[_Stamp, Reference | None]] = {}
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to read yet."""
+        return not any(self.folder.rglob("*.json"))
+
+    def read(self) -> Bundle:
+        """All references that are there now.
+
+        Raises:
+            StoreError: There are none, or one of them is damaged, of another schema, or there twice.
+        """
+        references = [ref for path in sorted(self.folder.rglob("*.json")) if (ref := self._reference(path))]
+        if not references:
+            raise StoreError(
+                f"no reference bundle in {self.folder}: make one with `fedquit references make`, or name another "
+                "folder."
+            )
+        seen: dict[tuple[Any, ...], Path] = {}
+        for ref in references:
+            place = (ref.key, ref.role, ref.clients, ref.samples, ref.seed)
+            if ref.key is not None and place in seen:
+                raise StoreError(
+                    f"{seen[place]} and {ref.file} are records of the same training: move one of them away."
+                )
+            seen[place] = ref.file
+        return Bundle(self.folder, references)
+
+    def _reference(self, path: Path) -> Reference | None:
+        """The reference in a file; None for another kind of file."""
+        stamp = tuple(_stamp(each) for each in (path, path.with_suffix(".safetensors")))
+        if path not in self._known or self._known[path][0] != stamp:
+            stored = _json(path)
+            is_reference = isinstance(stored, dict) and stored.get("kind") == KIND
+            self._known[path] = (stamp, _reference(path, stored) if is_reference else None)
+        return self._known[path][1]
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes with a file: its time, size and number; None where it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _json(path: Path) -> object:

@@ -149,15 +149,24 @@ def single_clients(
         key: Which measure.
 
     Returns:
-        By the name of the target; those with fewer than two Retrains are left out.
+        By the name of the target; those with fewer than two Retrains are left out, and those whose values all coincide
+        where nothing says of how many examples they are.
     """
     gaps: dict[str, ClientGap] = {}
     for target, by_seed in runs.items():
         sample = gap_sample({target: by_seed}, retrains, key)
-        judged_alone = client_gap(sample.method[0], sample.retrain[0]) if sample.targets else None
+        step = _step(by_seed, key)
+        judged_alone = client_gap(sample.method[0], sample.retrain[0], step=step) if sample.targets else None
         if judged_alone is not None:
             gaps[names[target]] = judged_alone
     return gaps
+
+
+def _step(by_seed: BySeed, key: str) -> float | None:
+    """The step of a target's accuracies in points, where its rows say of how many examples they are."""
+    sizes = {number(row.get(f"{key.removesuffix('_acc')}_size")) for row in by_seed.values()}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return 100 / size if size else None
 
 
 def read_clients(stored: object) -> dict[str, ClientGap]:

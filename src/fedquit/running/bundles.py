@@ -28,10 +28,10 @@ from fedquit.results.bundles import (
     LEFT_EMPTY,
     NO_WEIGHTS,
     Bundle,
+    BundleReader,
     Reference,
     SettingKey,
     compared_original,
-    read_bundle,
     retrain_from,
     said_of_empty,
 )
@@ -229,17 +229,17 @@ def retrain_in(
     return BundledRetrain(chosen, others, bundle.original(key, seed))
 
 
-def recorded_retrain(folder: Path, setup: Setup, evaluation: Evaluation) -> Reference | None:
-    """The Retrain of a request with the recipe's own seed, where a bundle has it.
+def recorded_retrain(bundles: BundleReader, setup: Setup, evaluation: Evaluation) -> Reference | None:
+    """The Retrain of a request with the recipe's own seed, where a bundle has it by now.
 
     Args:
-        folder: Of one bundle or of several; it may be empty, or not there yet.
+        bundles: Of one folder.
         setup: Of a recipe whose seed is Retrain's.
         evaluation: Of the recipe's request.
     """
-    if not folder.is_dir() or not any(folder.rglob("*.json")):
+    if bundles.empty:
         return None
-    fitting = read_bundle(folder).fitting(setting_key(setup), evaluation.request.clients, samples_hash(evaluation))
+    fitting = bundles.read().fitting(setting_key(setup), evaluation.request.clients, samples_hash(evaluation))
     return next((ref for ref in fitting if ref.seed == setup.recipe.seed), None)
 
 
@@ -261,12 +261,13 @@ def require_one_request(recipe: Recipe) -> None:
         )
 
 
-def open_bundle(folder: Path, recipe: Recipe) -> Bundle:
+def open_bundle(bundles: Path | BundleReader, recipe: Recipe) -> Bundle:
     """The bundle for a recipe that it can serve.
 
     Args:
-        folder: Of one bundle or of several.
+        bundles: The folder of one bundle or of several, or what has read it before.
         recipe: Whose Retrain is to come from it.
     """
     require_one_request(recipe)
-    return read_bundle(folder)
+    reader = bundles if isinstance(bundles, BundleReader) else BundleReader(bundles)
+    return reader.read()

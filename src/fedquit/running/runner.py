@@ -28,7 +28,7 @@ from fedquit.engine import computing
 from fedquit.errors import InputError, StoreError
 from fedquit.inference.exposed import LEVEL
 from fedquit.results.averages import mean_curve, mean_of_recoveries
-from fedquit.results.bundles import KEY, RETRAIN_FROM
+from fedquit.results.bundles import KEY, RETRAIN_FROM, BundleReader
 from fedquit.results.folders import OWNER_FOLDER, RESULTS, refuse_overwriting, write_results
 from fedquit.results.path import durability, last_rounds, longer_fields, mean_path, natural_fields
 from fedquit.results.schema import NATURAL, SCHEMA
@@ -60,7 +60,7 @@ def run(
     attached: Attached | None = None,
     setup: Setup | None = None,
     journal: bool = True,
-    retrain_from: Path | None = None,
+    retrain_from: Path | BundleReader | None = None,
 ) -> dict[str, Any]:
     """Carry out a recipe in the folder `out`, or go on with it, and return what `results.json` holds.
 
@@ -72,14 +72,14 @@ def run(
         attached: Methods that watch the training beside the recipe's own, so that one training serves them all.
         setup: Of this recipe, where it was built already.
         journal: Whether no client is asked twice in an unlearning (`Simulation`).
-        retrain_from: A folder of reference bundles, from which Retrain is taken instead of being trained.
+        retrain_from: A folder of reference bundles, or its reader: Retrain is taken from there and not trained.
 
     Raises:
         InputError: No Retrain of the bundles fits the recipe.
     """
     reporter = reporter or Silent()
     cache = cache or out.parent / "cache"
-    bundle = open_bundle(retrain_from, recipe) if retrain_from else None
+    bundle = None if retrain_from is None else open_bundle(retrain_from, recipe)
     setup = setup or build_setup(recipe)
     say_engine(setup)
     wanted = recipe.seed if recipe.retrain_seed is None else recipe.retrain_seed

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedquit.core.method import Method
 from fedquit.errors import FedquitError, StoreError
-from fedquit.results.bundles import RETRAIN_FROM
+from fedquit.results.bundles import RETRAIN_FROM, BundleReader
 from fedquit.results.schema import ACCURACIES, NATURAL
 from fedquit.running.bundles import BundledRetrain, recorded_retrain, require_one_request
 from fedquit.running.deadline import StopAtRoundEnd, TimeIsUpError
@@ -41,13 +41,13 @@ def work_of(state: Path, unit: str) -> Path:
     return state / "work" / unit
 
 
-def obtain_retrain(setup: Setup, job: Job, reporter: Reporter) -> Results:
+def obtain_retrain(setup: Setup, job: Job, bundles: BundleReader | None, reporter: Reporter) -> Results:
     """The results of a Retrain unit: the one place where a study gets a Retrain.
 
     Args:
         setup: Of a recipe whose first request Retrain leaves out, and whose seed is Retrain's.
-        job: `retrain_from`, the folder of reference bundles ("": none); `record_in`, the one where a Retrain that is
-            trained is recorded ("": nowhere); `state`.
+        job: `record_in`, the folder where a Retrain that is trained is recorded ("": nowhere); `state`.
+        bundles: The reference bundles, `retrain_from` of the job; None for none.
         reporter: Is told how far the training is.
 
     Returns:
@@ -55,11 +55,10 @@ def obtain_retrain(setup: Setup, job: Job, reporter: Reporter) -> Results:
         in a bundle, what is said of that as `retrain_from`.
     """
     state = Path(job["state"])
-    if not job["retrain_from"]:
+    if bundles is None:
         return retrain_results(setup, trainings_in(state), reporter)
     require_one_request(setup.recipe)
     evaluation = evaluation_of(setup)
-    bundles = Path(job["retrain_from"])
     reference = recorded_retrain(bundles, setup, evaluation)
     if reference is None and job["record_in"]:
         record_retrain(setup, Path(job["record_in"]), state / "references", reporter)
@@ -80,6 +79,7 @@ class UnitWork:
     def __init__(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
         self._is_stopped = is_stopped
         self._setup: Setup | None = None
+        self._bundles: BundleReader | None = None
 
     def __call__(self, job: Job, reporter: Reporter) -> Answer:
         """Carry out a unit.
@@ -126,12 +126,11 @@ class UnitWork:
         if job["kind"] == "original":
             results = original_results(setup, cache, reporter, attached, job["targets"])
         elif job["kind"] == "retrain":
-            results = obtain_retrain(setup, job, reporter)
+            results = obtain_retrain(setup, job, self._bundles_of(job), reporter)
         elif job["kind"] == "control":
             path, _ = controls(recipe, folder, cache, job["rounds"], reporter=reporter, attached=attached, setup=setup)
             results = results_of(setup, [_control_row(recipe, path)])
         else:
-            bundles = Path(job["retrain_from"]) if job["retrain_from"] else None
             results = run(
                 recipe,
                 folder,
@@ -140,11 +139,20 @@ class UnitWork:
                 attached=attached,
                 setup=setup,
                 journal=False,
-                retrain_from=bundles,
+                retrain_from=self._bundles_of(job),
             )
             results = {**results, "rows": [_labelled(row, recipe, job["method"]) for row in results["rows"]]}
         _require_expected(job, results)
         return results
+
+    def _bundles_of(self, job: Job) -> BundleReader | None:
+        """The reader of the study's bundles, which lasts: a record is read once, and one of another process is seen."""
+        if not job["retrain_from"]:
+            return None
+        folder = Path(job["retrain_from"])
+        if self._bundles is None or self._bundles.folder != folder:
+            self._bundles = BundleReader(folder)
+        return self._bundles
 
 
 def _methods(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Method]:

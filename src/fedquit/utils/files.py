@@ -163,9 +163,14 @@ def append_line(path: Path, line: str) -> None:
             os.close(descriptor)
 
 
+def json_bytes(value: object) -> bytes:
+    """A value as indented JSON, as `write_json` writes it."""
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+
+
 def write_json(path: Path, value: object) -> None:
     """Write a value as indented JSON, whole or not at all."""
-    write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+    write_atomic(path, json_bytes(value))
 
 
 def write_private_json(path: Path, value: object) -> None:

@@ -114,7 +114,7 @@ class Admission:
     Attributes:
         name: of the site.
         request: the content of the file that the site made with `fedquit flower join`.
-        examples: how many examples the site counts for at most.
+        examples: how many examples the site has: it counts for these, whatever it says.
     """
 
     name: str
@@ -230,7 +230,7 @@ class Project:
         Args:
             name: of the site; no two sites have the same, ever.
             request: the file that the site made with `fedquit flower join`.
-            examples: how many examples the site counts for at most.
+            examples: how many examples the site has: it counts for these, whatever it says.
             deliver: takes the bundle before the site is admitted; if it fails, the site is not.
 
         Returns:

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
-
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.closed import pair
 from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over, hand_over_tree, require_access
@@ -29,16 +27,16 @@ from fedquit.flower.closed.courier import Courier
 from fedquit.flower.closed.front import listen
 from fedquit.flower.closed.greeting import ServerWatch
 from fedquit.flower.closed.notice_board import read_site_notices, write_told
-from fedquit.flower.closed.private_files import make_private_folder, only_one, write_private, write_private_json
+from fedquit.flower.closed.private_files import make_private_folder, only_one, write_private_json
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import read_seen
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.sites import FILE, Site
 from fedquit.flower.deploy.commands import Node, Value, on_free_port, superlink_command, supernode_command
-from fedquit.flower.deploy.control import Control
+from fedquit.flower.deploy.control import AlreadyRegistered, Connection, Control
 from fedquit.flower.deploy.environment import LOOPBACK, environment, free_ports, program
 from fedquit.flower.deploy.errors import DeploymentError
-from fedquit.flower.deploy.keys import NodeKey, Tls
+from fedquit.flower.deploy.keys import Tls
 from fedquit.flower.deploy.processes import FOR_EVER, ProcessGroup, Say, SupervisedProcess
 from fedquit.flower.deploy.standing import Standing, keep_open
 from fedquit.flower.deploy.supervision import Hear, Plan, run_until_finished, wait_for_superlink
@@ -51,6 +49,10 @@ from fedquit.utils.files import read_json
 NODE_LOCK = "lock"  # in the folder of a node's own files; held while it runs
 STATE_LOCK = "serve.lock"  # in a state directory; held while a project serves it
 SERVED = "serve.json"  # which app and state directory were served last
+BY_HAND = (
+    "this command starts all processes and supervises them itself, which is for trials: where the federation is to "
+    "stand, let systemd (`fedquit flower units`) or containers do so."
+)
 WATCH = 1.0  # seconds between two looks at the list of sites
 MUTE = 86_400.0  # seconds without a word of a site, after which the operator is warned, once a day
 SAY_EXPIRED = 600.0  # seconds after which a site says again that its certificate has expired
@@ -196,6 +198,7 @@ def _processes(
     folder = make_private_folder(state / FOLDER)
     hand_over_tree(state, app_user)
     require_access(folder, app_user)
+    say(BY_HAND)
     if app_user is None:
         say(SAME_USER)
     wipe_traces(folder / DATABASE, say)
@@ -380,7 +383,8 @@ class Registrar:
     def forget_unknown_nodes(self) -> None:
         """Register again what the SuperLink does not know, for example because its database was replaced."""
         if self.memo.exists():
-            known = {int(node["node-id"]) for node in self.control.nodes()}
+            with self.control.connected() as connection:
+                known = set(connection.nodes().values())
             registered = {key: node for key, node in self._registered().items() if node in known}
             write_private_json(self.memo, registered)
 
@@ -397,38 +401,54 @@ class Registrar:
         sites = self.project.sites
         hand_over(write_membership(self.state, sites.values()), self.app_user)
         registered = self._registered()
+        new = [site for site in sites.values() if _current(site) and _current(site) not in registered]
+        given_up = []
         for site in sites.values():
-            current = "" if site.revoked is not None else site.fingerprints[-1]
-            if current and current not in registered:
-                registered[current] = self._register(site)
-                write_private_json(self.memo, registered)
-            for fingerprint in site.fingerprints:
-                if fingerprint != current and registered.get(fingerprint) is not None:
-                    self._unregister(site, registered[fingerprint])
-                    registered[fingerprint] = None
-                    write_private_json(self.memo, registered)
-
-    def _register(self, site: Site) -> int | None:
-        public = load_pem_public_key(site.key_pem)
-        path = self.memo.parent / f"{site.name}.pub"
-        write_private(path, public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+            former = [key for key in site.fingerprints if key != _current(site) and registered.get(key) is not None]
+            given_up += [(site, key) for key in former]
+        if not new and not given_up:
+            return
         try:
-            node = self.control.register(NodeKey(path.with_suffix(""), path), site.name)
-        except DeploymentError as error:
-            if "already" not in str(error).lower():
-                raise
-            known = self.control.node_of(site.key_pem)
-            self.say(f"{site.name} is registered already, as node {known}.")
-            return known
+            with self.control.connected() as connection:
+                known = connection.nodes() if new else {}
+                for site in new:
+                    registered[_current(site)] = self._register(connection, site, known)
+                for site, key in given_up:
+                    self._unregister(connection, site, registered[key])
+                    registered[key] = None
+        finally:  # also what was done before something failed; a key that is not noted is found at the SuperLink
+            write_private_json(self.memo, registered)
+
+    def _register(self, connection: Connection, site: Site, known: Mapping[bytes, int]) -> int | None:
+        """The node id of a site's key, which is registered where the SuperLink does not know it."""
+        node = known.get(site.key_pem.strip())
+        if node is not None:
+            self.say(f"{site.name} is registered already, as node {node}.")
+            return node
+        try:
+            node = connection.register(site.key_pem, site.name)
+        except AlreadyRegistered:  # it was unregistered before, which Flower never takes back
+            self.say(f"the SuperLink refuses the node key of {site.name} for good: {NEW_KEY.format(name=site.name)}")
+            return None
         self.say(f"{site.name} is registered as node {node}.")
         return node
 
-    def _unregister(self, site: Site, node: int | None) -> None:
-        with contextlib.suppress(DeploymentError):  # the SuperLink may have forgotten it already
-            self.control.call("supernode", "unregister", str(node), "fedquit")
+    def _unregister(self, connection: Connection, site: Site, node: int | None) -> None:
+        if node is not None:
+            with contextlib.suppress(DeploymentError):  # the SuperLink may have forgotten it already
+                connection.unregister(node)
         self.say(f"node {node} of {site.name} is unregistered.")
 
 
+def _current(site: Site) -> str:
+    """The fingerprint of the key in use; "" where the site takes no part any more."""
+    return "" if site.revoked is not None else site.fingerprints[-1]
+
+
+NEW_KEY = (
+    "let the site make new keys with `fedquit flower join --new`, and answer its request with `fedquit flower rotate "
+    "{name}`."
+)
 EXPIRED = (
     "Its certificate has expired: let the site make a new request with `fedquit flower join`, and answer it with "
     "`fedquit flower rotate {name}`."
@@ -495,6 +515,7 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
     if not run.home.exists():
         hand_over(make_private_folder(run.home), run.app_user)
     make_private_folder(run.folder)
+    say(BY_HAND)
     if run.app_user is None:
         say(SAME_USER)
     require_access(run.home, run.app_user)

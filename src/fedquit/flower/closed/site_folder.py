@@ -106,8 +106,7 @@ class SiteFolder:
         Returns:
             The fingerprint of the request, which the operator is told over another channel.
         """
-        if self.folder.exists() and self.folder.stat().st_mode & 0o777 != FOLDER_MODE and any(self.folder.iterdir()):
-            raise InputError(f"{self.folder} is open to others: give a new folder, or close it with chmod 700.")
+        self._require_closed()
         make_private_folder(self.folder)
         if new and self.node_key.private.exists():
             ending = time.strftime("%Y%m%d-%H%M%S") + secrets.token_hex(2)
@@ -121,6 +120,24 @@ class SiteFolder:
         write_private(self._next_key, key_to_pem(tls_key))
         write_private(self.request, request)
         return read_request(request).fingerprint
+
+    def take_node_key(self, content: bytes) -> None:
+        """Use a node key from before, as OpenSSH writes it; a key that is there already is never overwritten."""
+        key = _private_key(content, "the node key")
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+        if self.node_key.private.exists():
+            if _spki(self._load_node_key().public_key()) == _spki(key.public_key()):
+                return
+            raise InputError(f"{self.folder} has another node key already: take another folder.")
+        if not self.folder.exists():
+            make_private_folder(self.folder)
+        self._require_closed()
+        write_private(self.node_key.public, public)
+        write_private(self.node_key.private, content)
+
+    def _require_closed(self) -> None:
+        if self.folder.exists() and self.folder.stat().st_mode & 0o777 != FOLDER_MODE and any(self.folder.iterdir()):
+            raise InputError(f"{self.folder} is open to others: give a new folder, or close it with chmod 700.")
 
     def install(self, bundle: Bundle) -> None:
         """Take the operator's bundle: it must answer this site's request, and be of one project for ever."""
@@ -221,14 +238,7 @@ class SiteFolder:
             ) from error
 
     def _load_node_key(self) -> ec.EllipticCurvePrivateKey:
-        content = read_private(self.node_key.private, JOIN)
-        try:
-            key = load_ssh_private_key(content, None)
-        except (ValueError, UnsupportedAlgorithm) as error:
-            raise StoreError(f"{self.node_key.private} holds no private key: restore it from a backup.") from error
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise StoreError(f"{self.node_key.private} is no key on the curve P-384: restore it from a backup.")
-        return key
+        return _private_key(read_private(self.node_key.private, JOIN), str(self.node_key.private))
 
     def loopback(self) -> Tls:
         """The certificate of the node's own API on loopback, made once: it never leaves this machine."""
@@ -253,6 +263,16 @@ START = """#!/bin/sh
 #   start.sh --home HOME --set partition-id=0
 exec fedquit flower node --site {folder} "$@"
 """
+
+
+def _private_key(content: bytes, name: str) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_ssh_private_key(content, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise StoreError(f"{name} holds no private key: restore it from a backup.") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise StoreError(f"{name} is no key on the curve P-384: restore it from a backup.")
+    return key
 
 
 def _check_certificate(pem: bytes, authority: bytes, key: ec.EllipticCurvePrivateKey) -> None:

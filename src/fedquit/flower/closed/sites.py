@@ -39,7 +39,7 @@ class Site:
     """One site: a name, a list of keys of which the last is in use, one contribution."""
 
     name: str
-    examples: int  # as agreed at enrolment: a site counts for no more
+    examples: int  # as agreed with the operator: it counts for these, less what it erases
     keys: tuple[str, ...]  # node keys, as Flower's header carries them, the oldest first
     certificates: tuple[Certificate, ...]  # the newest last
     enrolled: float  # Unix time

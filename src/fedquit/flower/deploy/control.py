@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import ssl
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import NodeKey
 
 CONNECTION = "fedquit"  # the name of the SuperLink in Flower's configuration
+CALL_TIMEOUT = 90.0  # seconds
+PROTOBUF = {"Content-Type": "application/protobuf", "Accept": "application/protobuf"}
 MAX_REASON = 500  # characters of Flower's error message
 
 
@@ -63,17 +67,15 @@ class Control:
         except (OSError, urllib.error.URLError):
             return False
 
-    def _open(self, path: str, timeout: float, body: bytes | None = None) -> Any:  # noqa: ANN401 - http.client's
-        """The SuperLink's answer to a request of its HTTP API, which is a POST if it has a body."""
+    def _open(self, path: str, timeout: float) -> Any:  # noqa: ANN401 - http.client's
+        """The SuperLink's answer to a GET request."""
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         scheme = "http"
         if self.authority:
             scheme = "https"
             context = ssl.create_default_context(cafile=str(self.authority))
             handlers.append(urllib.request.HTTPSHandler(context=context))
-        headers = {"Content-Type": "application/protobuf", "Accept": "application/protobuf"} if body is not None else {}
-        request = urllib.request.Request(f"{scheme}://{self.address}{path}", body, headers)
-        return urllib.request.build_opener(*handlers).open(request, timeout=timeout)
+        return urllib.request.build_opener(*handlers).open(f"{scheme}://{self.address}{path}", timeout=timeout)
 
     def call(self, *arguments: str, timeout: float = 90.0) -> dict[str, Any]:
         """Run `flwr` with these arguments; its answer as JSON. Raises `DeploymentError` where it fails."""
@@ -100,17 +102,22 @@ class Control:
 
     def node_of(self, public_key: bytes) -> int | None:
         """The id of the node that is registered with a public key (PEM), which `flwr supernode list` does not tell."""
-        from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
+        with self.connected() as connection:
+            return connection.nodes().get(public_key.strip())
 
-        try:
-            with self._open("/v1/control/list-nodes", 90.0, ListNodesRequest().SerializeToString()) as response:
-                listed = ListNodesResponse.FromString(response.read()).nodes_info
-        except (OSError, urllib.error.URLError) as error:
-            raise DeploymentError(
-                f"the SuperLink at {self.address} does not say which nodes it knows: {error}"
-            ) from error
-        nodes = (node for node in listed if node.status != "unregistered")
-        return next((int(node.node_id) for node in nodes if node.public_key.strip() == public_key.strip()), None)
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """One connection for many calls of the HTTP API, where a process of `flwr` for each would take a second."""
+        host, _, port = self.address.rpartition(":")
+        place = (host.strip("[]"), int(port))
+        if self.authority:
+            context = ssl.create_default_context(cafile=str(self.authority))
+            http_connection: http.client.HTTPConnection
+            http_connection = http.client.HTTPSConnection(*place, timeout=CALL_TIMEOUT, context=context)
+        else:
+            http_connection = http.client.HTTPConnection(*place, timeout=CALL_TIMEOUT)
+        with contextlib.closing(http_connection):
+            yield Connection(http_connection, self.address)
 
     def online(self) -> int:
         """How many SuperNodes are online now."""
@@ -177,6 +184,52 @@ class Control:
                 raise DeploymentError(f"run {run} is still {status} after {timeout:.0f} s: see its log.")
             time.sleep(every)
         return status
+
+
+class AlreadyRegistered(DeploymentError):
+    """The SuperLink knows a node key already, or knew it: a key that was unregistered is never taken again."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Calls of a SuperLink's control API over one connection, with Flower's own messages."""
+
+    connection: http.client.HTTPConnection
+    address: str
+
+    def register(self, public_key: bytes, name: str) -> int:
+        """Admit the node with this public key (PEM) under this name; its node id."""
+        from flwr.proto.control_pb2 import RegisterNodeRequest, RegisterNodeResponse
+
+        answer = self._post("register-node", RegisterNodeRequest(public_key=public_key, name=name))
+        return int(RegisterNodeResponse.FromString(answer).node_id)
+
+    def unregister(self, node: int) -> None:
+        """Remove a node; its key is never taken again."""
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        self._post("unregister-node", UnregisterNodeRequest(node_id=node))
+
+    def nodes(self) -> dict[bytes, int]:
+        """The id of each node that is registered, by its public key (PEM)."""
+        from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
+
+        listed = ListNodesResponse.FromString(self._post("list-nodes", ListNodesRequest())).nodes_info
+        return {node.public_key.strip(): int(node.node_id) for node in listed if node.status != "unregistered"}
+
+    def _post(self, call: str, message: Any) -> bytes:  # noqa: ANN401 - protobuf's classes are not typed
+        body = message.SerializeToString()
+        try:
+            self.connection.request("POST", f"/v1/control/{call}", body, PROTOBUF)
+            response = self.connection.getresponse()
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise DeploymentError(f"the SuperLink at {self.address} does not answer to {call}: {error}") from error
+        if response.status != http.client.OK:
+            reason = " ".join(answer.decode(errors="replace").split())[:MAX_REASON]
+            kind = AlreadyRegistered if "already" in reason.lower() else DeploymentError
+            raise kind(f"the SuperLink at {self.address} refuses {call}: {reason or response.reason}")
+        return answer
 
 
 def _last_json(text: str) -> dict[str, Any]:

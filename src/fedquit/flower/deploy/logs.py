@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from pathlib import Path
@@ -18,10 +19,13 @@ TAIL_BYTES = 20_000
 
 def tail(log: Path, lines: int = 15) -> str:
     """The last lines of a log, without terminal colours; "(no log)" where it cannot be read."""
-    try:
-        text = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
-    except OSError:
+    content = b""
+    for path in (log.with_name(f"{log.name}.1"), log):  # a new file may have been begun a moment ago
+        with contextlib.suppress(OSError):
+            content += path.read_bytes()[-TAIL_BYTES:]
+    if not content and not log.exists():
         return "(no log)"
+    text = content[-TAIL_BYTES:].decode(errors="replace")
     return "\n".join(COLOURS.sub("", text).splitlines()[-lines:])
 
 

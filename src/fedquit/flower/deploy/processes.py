@@ -22,7 +22,10 @@ from pathlib import Path
 from fedquit.flower.deploy import reaper
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.logs import PORT_TAKEN, end_reason, tail
+from fedquit.utils import rotating_log
+from fedquit.utils.files import make_folder
 
+LOG_PATIENCE = 5.0  # seconds for what a process has printed to be in its log
 Say = Callable[[str], None]  # takes one sentence for the operator
 
 
@@ -51,6 +54,7 @@ class ProcessGroup:
         self._grace = grace  # seconds between SIGTERM and SIGKILL
         self._reaper: subprocess.Popen[str] | None = None
         self._groups: list[int] = []
+        self._log_writers: dict[Path, subprocess.Popen[bytes]] = {}  # the last one of each log
         self._lock = threading.Lock()
 
     def __enter__(self) -> ProcessGroup:
@@ -67,6 +71,8 @@ class ProcessGroup:
 
     def __exit__(self, *_: object) -> None:
         reaper.end(self.mark, self._groups, self._grace)
+        for log in list(self._log_writers):
+            self.wait_for_log(log)
         if self._reaper:
             with self._reaper:  # closes the pipe and waits
                 self._notify_reaper(reaper.DONE)
@@ -77,22 +83,50 @@ class ProcessGroup:
         Args:
             name: its name in this group.
             command: the program and its arguments.
-            log: the file to which its output is appended.
+            log: the file to which its output is appended, of bounded size (`rotating_log`).
             env: its environment variables.
 
         Returns:
             The process, which runs.
         """
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(log.parent, 0o700)
         marked_env = {**env, reaper.VARIABLE: self.mark_of(name)}
-        with log.open("ab") as file:
+        with self._log_writer(log) as writer:
             process = subprocess.Popen(
-                command, env=marked_env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                command, env=marked_env, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, start_new_session=True
             )
         with self._lock:  # supervised processes are restarted from threads
             self._groups.append(process.pid)
             self._notify_reaper(str(process.pid))
         return process
+
+    @contextlib.contextmanager
+    def _log_writer(self, log: Path) -> Iterator[int]:
+        """The end of a pipe for a process to print to; another process writes what comes to a log.
+
+        That one has no mark, by which it would be ended before it has written everything.
+        """
+        reading, writing = os.pipe()
+        try:
+            command = [sys.executable, "-I", "-S", rotating_log.__file__, str(log)]
+            env = {key: value for key, value in os.environ.items() if key != reaper.VARIABLE}
+            writer = subprocess.Popen(
+                command, env=env, stdin=reading, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+            with self._lock:
+                self._log_writers[log] = writer
+            yield writing
+        finally:
+            os.close(reading)
+            os.close(writing)
+
+    def wait_for_log(self, log: Path) -> None:
+        """Wait until everything that a process has printed, which has ended, is in its log."""
+        with self._lock:
+            writer = self._log_writers.get(log)
+        if writer is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # somebody without our mark still prints
+                writer.wait(LOG_PATIENCE)
 
     def mark_of(self, name: str) -> str:
         """The mark of one process and of all that it starts."""
@@ -225,6 +259,7 @@ class SupervisedProcess:
             began = time.monotonic()
             exit_code = self._process.wait()
             reaper.kill(self._group.mark_of(self.name))  # its children must not write next to its successor's
+            self._group.wait_for_log(self.log)
             if self._stopping.is_set():
                 return
             if time.monotonic() - began >= self._steady:

@@ -248,6 +248,11 @@ def _certificates(case: Examination) -> Iterator[Finding]:
     for member in _taking_part(case):
         days = member.certificate_days
         if days is None:
+            if project:  # a client that was taken over, and has not joined yet
+                yield warning(
+                    f"{member.name} has no certificate yet, and is refused",
+                    f"ask for its request (`fedquit flower join`), and run `fedquit flower rotate {member.name}`.",
+                )
             continue
         if days < 0:
             yield error(

@@ -384,15 +384,14 @@ def _refusals(source: Source, now: float) -> dict[str, int]:
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects at the end of a log, one a line; lines that are none are left out."""
-    try:
-        with path.open("rb") as file:
+    content = b""
+    for part in (path.with_name(f"{path.name}.1"), path):  # a new file may have been begun a moment ago
+        with contextlib.suppress(OSError), part.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL))
-            lines = file.read().splitlines()
-    except OSError:
-        return
-    for line in lines:
+            content += file.read()
+    for line in content[-TAIL:].splitlines():
         with contextlib.suppress(ValueError):
-            content = json.loads(line)
-            if isinstance(content, dict):
-                yield content
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                yield entry

@@ -44,6 +44,7 @@ CONFINED = (  # of every service
     "SystemCallArchitectures=native",
     "SystemCallFilter=@system-service",
     "SystemCallErrorNumber=EPERM",
+    "LogRateLimitIntervalSec=0",  # the journal has a size of its own, and keeps every line until then
 )
 WITHOUT_RIGHTS = ("CapabilityBoundingSet=", "AmbientCapabilities=")
 ALWAYS = ("Restart=always", "RestartSec=5")

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes a deployment from before the closed federation over: each node key that it knows becomes a site.
+
+The state directory stays where it is and stays whole. A copy of it would keep a model that later erasures do not
+reach. Two things are written: the sites in the project, then the word `closed` in the ledger, after which nobody
+serves the state directory without a list of sites. A takeover that was killed in between is done again.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+from fedquit.core import ClientId
+from fedquit.errors import InputError, StoreError
+from fedquit.flower.closed.project import Project
+from fedquit.flower.closed.sites import Site, Sites, change_sites, check_name
+from fedquit.flower.identity import fingerprint
+from fedquit.flower.ledger import close_ledger, is_closed, read_phase
+from fedquit.flower.roster import FILE as CLIENTS
+from fedquit.flower.roster import Member, read_members
+from fedquit.flower.sqlite_wipe import DATABASE, FOLDER
+from fedquit.flower.state_folder import StateFolder
+from fedquit.flower.twice import RESTORE_STATE, kept
+from fedquit.running.store import locked
+
+TAKEN_OVER = "taken over"
+STATE_SETTING = "fedquit.state"
+UNREGISTERED = "unregistered"  # in Flower's database: the operator has removed the node
+
+
+@dataclass(frozen=True)
+class Key:
+    """A node key that the old deployment knew."""
+
+    pem: bytes
+    name: str = ""  # as it was registered
+    removed: bool = False  # whether the operator has unregistered it
+
+    @property
+    def identity(self) -> str:
+        """As the list of clients has it."""
+        return f"key:{fingerprint(self.pem)}"
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """What was taken over."""
+
+    sites: tuple[Site, ...]  # that are new in the project
+    members: Mapping[str, Member]  # the client that each of them is, by the site's name
+    forgotten: tuple[Member, ...] = ()  # who were forgotten before and have no site, because their key is not known
+    never_here: tuple[str, ...] = ()  # keys that were registered and never took part, by name
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the last run, where it is known
+
+
+def take_over(
+    project: Project, state: Path, keys: Mapping[str, Path] | None = None, names: Mapping[ClientId, str] | None = None
+) -> Takeover:
+    """Make every client of a state directory a site of a project.
+
+    Args:
+        project: that gets the sites.
+        state: of a deployment with registered node keys, which nobody serves now.
+        keys: files of public keys by name, as `serve --member` took them; the SuperLink's database has the others.
+        names: of sites by the client's number, where the name that it has cannot be used.
+
+    Returns:
+        The sites that are new; none where everybody is a site already.
+
+    Raises:
+        InputError: if somebody cannot become a site.
+        StoreError: if the state directory is not whole, or somebody serves it.
+    """
+    forgotten = require_whole(state)
+    with locked(state), locked(state / FOLDER):  # the second is held between two runs, too
+        members = read_members(state)
+        known = [*_registered(state), *(_read_key(name, path) for name, path in (keys or {}).items())]
+        by_identity = {key.identity: key for key in known}
+        missing = [member for member in members if not _has_site(project.sites, member)]
+        lost = tuple(m for m in missing if m.number in forgotten and m.key not in by_identity)
+        missing = [member for member in missing if member not in lost]
+        if missing and is_closed(state):
+            raise StoreError(
+                f"{state} is of a closed federation, and {missing[0].title} is no site of this project: serve it with "
+                "the project that it belongs to."
+            )
+        _require_keys(missing, by_identity)
+        new = _new_sites(missing, by_identity, names or {})
+        if new:
+            change_sites(project.folder, lambda sites: _add(sites, list(new.values())))
+        close_ledger(state)
+        return Takeover(
+            sites=tuple(new.values()),
+            members={site.name: member for member, site in new.items()},
+            forgotten=lost,
+            never_here=_never_here(known, members, project.sites),
+            settings=_last_settings(state),
+        )
+
+
+def require_whole(state: Path) -> frozenset[ClientId]:
+    """Who was forgotten; raises `StoreError` for a state directory that was copied in part, or that is none."""
+    phase, forgotten = read_phase(state)
+    folder = StateFolder(state)
+    missing = ""
+    if not kept(state / CLIENTS):
+        missing = f"{CLIENTS}, which says who is who"
+    elif folder.model(phase).load() is None:
+        missing = f"model of phase {phase.number}"
+    elif phase.kind in ("unlearn", "recover") and not folder.before.exists:
+        missing = "before.safetensors, which the request at hand needs"
+    if missing:
+        raise StoreError(f"{state} has no {missing}, as a folder that was copied in part: {RESTORE_STATE}.")
+    return forgotten
+
+
+def _registered(state: Path) -> list[Key]:
+    """The keys that the operator has registered at the SuperLink; none where its database is elsewhere."""
+    rows = _query(state, "SELECT public_key, name, status FROM node WHERE name IS NOT NULL AND public_key IS NOT NULL")
+    return [Key(bytes(pem), str(name), status == UNREGISTERED) for pem, name, status in rows]
+
+
+def _last_settings(state: Path) -> dict[str, Any]:
+    """The settings of the last run, without the place of the state directory."""
+    rows = _query(state, "SELECT override_config FROM run ORDER BY rowid DESC LIMIT 1")
+    for (text,) in rows:
+        with contextlib.suppress(TypeError, ValueError, AttributeError):
+            return {name: value for name, value in json.loads(text).items() if name != STATE_SETTING}
+    return {}
+
+
+def _query(state: Path, sql: str) -> list[tuple[Any, ...]]:
+    """Rows of the SuperLink's database, which is only read."""
+    path = state / FOLDER / DATABASE
+    if not path.is_file():
+        return []
+    place = f"{path.resolve().as_uri()}?mode=ro"
+    try:
+        with contextlib.closing(sqlite3.connect(place, uri=True)) as database:
+            return list(database.execute(sql))
+    except sqlite3.Error:  # damaged: then the operator gives the keys, which are asked for
+        return []
+
+
+def _read_key(name: str, path: Path) -> Key:
+    try:
+        public = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{path} is no public key of {name}: give the file that `serve --member` took.") from error
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        raise InputError(f"{path} is no key on the curve P-384: give the file that `serve --member` took.")
+    return Key(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), name)
+
+
+def _has_site(sites: Sites, member: Member) -> bool:
+    return any(f"key:{site.fingerprints[0]}" == member.key for site in sites.values())
+
+
+def _never_here(keys: Sequence[Key], members: Sequence[Member], sites: Sites) -> tuple[str, ...]:
+    seen = {member.key for member in members}
+    seen |= {f"key:{key}" for site in sites.values() for key in site.fingerprints}
+    return tuple(sorted({key.name for key in keys if key.identity not in seen and not key.removed}))
+
+
+def _require_keys(members: Sequence[Member], keys: Mapping[str, Key]) -> None:
+    for member in members:
+        if not member.authenticated:
+            raise InputError(
+                f"{member.title} had no key, so nobody can show to be this client: let it be forgotten first "
+                f"(`fedquit request --server STATE --client {member.number}`), or keep the federation as it is."
+            )
+        if member.key not in keys:
+            name = member.name or "NAME"
+            raise InputError(
+                f"the public key of {member.title} is not in the SuperLink's database: give it with --member "
+                f"{name}=FILE, as `serve` got it."
+            )
+
+
+def _new_sites(members: Sequence[Member], keys: Mapping[str, Key], names: Mapping[ClientId, str]) -> dict[Member, Site]:
+    chosen = {member: names.get(member.number, member.name) for member in members}
+    for member, name in chosen.items():
+        try:
+            check_name(name)
+        except InputError as error:
+            raise InputError(f"{member.title}: {error} Give --name {member.number}=NAME.") from error
+    twice = next((name for name, count in Counter(chosen.values()).items() if count > 1), "")
+    if twice:
+        numbers = [member.number for member, name in chosen.items() if name == twice]
+        raise InputError(
+            f"clients {' and '.join(map(str, numbers))} have the name {twice}, and a site has one of its own: give "
+            f"--name {numbers[-1]}=NAME."
+        )
+    now = time.time()
+    return {member: _site(name, member, keys[member.key], now) for member, name in chosen.items()}
+
+
+def _site(name: str, member: Member, key: Key, now: float) -> Site:
+    history = [(TAKEN_OVER, now)]
+    if key.removed:
+        history.append(("revoked", now))
+    return Site(
+        name=name,
+        examples=max(1, member.examples),
+        keys=(base64.b64encode(key.pem).decode(),),
+        certificates=(),
+        enrolled=now,
+        revoked=now if key.removed else None,
+        history=tuple(history),
+    )
+
+
+def _add(sites: dict[str, Site], new: Sequence[Site]) -> None:
+    for site in new:
+        if site.name in sites:
+            raise InputError(f"the project has another site {site.name}: give --name with another name for the client.")
+        sites[site.name] = site
