@@ -23,7 +23,7 @@ from fedquit.core.fedavg import Learn
 from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine
 from fedquit.engine.stacked import compiled, products
 from fedquit.engine.stacked import engine as stacked
-from fedquit.engine.stacked.capture import CapturedSteps
+from fedquit.engine.stacked.capture import CapturedSteps, DeviceClock
 from fedquit.engine.stacked.products import ProductOps, parts_of
 from fedquit.methods.fedquit import Distill
 from general_networks import NETWORKS, SIZES, apart
@@ -77,11 +77,36 @@ def test_a_compiled_step_is_the_sequential_one(name: str, task: Task) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_without_a_compiler_products_are_the_same(name: str) -> None:
+def test_without_a_compiler_products_are_the_same(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(StackedEngine, "_compiles", lambda *_: False)
     model, data = NETWORKS[name]()
-    engine = StackedEngine(model, data, {}, compile="never")
+    engine = StackedEngine(model, data, {}, compile="auto")
     agree(engine, Learn(LOCAL), model.init(3), rounds=1)
     assert steps_of(engine).compiled is None
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.parametrize("compile", ["default", "never", "auto", "always"])
+def test_nothing_of_it_runs_unless_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, compile: str, clip: float, optimizer: str
+) -> None:
+    """The mode, the optimizer's kernel and the convolutions of a step that has kernels, as on a GPU."""
+    monkeypatch.setattr(StackedEngine, "uses_kernels", True)
+    model, data = NETWORKS["batch_norm"]()
+    options: dict[str, Any] = {} if compile == "default" else {"compile": compile}
+    engine = StackedEngine(model, data, {}, precision="bf16", **options)
+    task = Learn(replace(LOCAL, optimizer=optimizer, clip=clip))
+    jobs = engine._jobs(Ask(task, (0, 1), "all", {"start": model.init(3)}, Address(2, "train")), task, (0, 1))
+    work = engine._work(task, jobs, 4)
+    work.load(jobs)
+    step = work.tensors(2, DeviceClock(torch.device("cpu"), LOCAL.batch_size))
+    network = work._in_bfloat16(model, step.params, step.copies, step)
+    asked = compile in ("auto", "always")
+    assert engine._compiles(10, 1000) == asked
+    assert isinstance(work._operations(), ProductOps) == asked
+    assert network.kernel_biases == asked
+    assert work._has_update_kernel() == (asked or (optimizer == "sgd" and not clip))
 
 
 def test_optimizers_read_what_a_compiled_step_gave() -> None:
@@ -148,7 +173,7 @@ def test_memory_that_runs_out_while_compiling_halves_the_width(monkeypatch: pyte
 
 def test_which_rounds_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = NETWORKS["batch_norm"]()
-    engine = StackedEngine(model, data, {}, precision="bf16")
+    engine = StackedEngine(model, data, {}, precision="bf16", compile="auto")
     assert not engine._compiles(10, 1000), "without the kernels nothing is known about a compiler's gain"
     monkeypatch.setattr(StackedEngine, "uses_kernels", True)
     assert engine._compiles(10, 16)

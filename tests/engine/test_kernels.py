@@ -403,6 +403,8 @@ def test_a_convolution_with_a_bias(stride: int) -> None:
     alone = torch.stack([layer(x[k], w[k], b[k]) for k in range(CLIENTS)])
     low = [t.detach().to(HALF).requires_grad_() for t in own]
     with CudaOps(None):
+        assert "StackedConv" not in _functions(vmap(layer)(*low)), "torch's own, unless it is asked for"
+    with CudaOps(None, biases=True):
         many = vmap(layer)(*low)
     assert "StackedConv" in _functions(many), "the kernel is used"
     wanted = torch.autograd.grad(alone.square().mean(), own)

@@ -247,7 +247,7 @@ def varied(look: Look, x: torch.Tensor) -> torch.Tensor:
 
 
 def engine(
-    setting: Setting, name: str, threads: int, precision: Precision = "float32", compile: Compile = "auto"
+    setting: Setting, name: str, threads: int, precision: Precision = "float32", compile: Compile = "never"
 ) -> Timed:
     """One of our own."""
     torch.set_num_threads(threads)  # `auto` asks how many there are

@@ -40,7 +40,7 @@ class EngineOptions:
     precision: Precision = "float32"
     width: int = 0
     graphs: GraphCache = field(default_factory=GraphCache, repr=False)
-    compile: Compile = "auto"
+    compile: Compile = "never"
 
 
 EngineFactory = Callable[[Model, FederatedData, Memory, EngineOptions], Engine]
@@ -83,7 +83,7 @@ def open_engine(
     precision: Precision = "float32",
     width: int = 0,
     graphs: GraphCache | None = None,
-    compile: Compile = "auto",
+    compile: Compile = "never",
 ) -> Engine:
     """Make an engine.
 
@@ -95,7 +95,7 @@ def open_engine(
         precision: What networks compute in.
         width: How many clients are trained at once, at most; 0: as many as the engine likes.
         graphs: Captured and traced steps of earlier engines over the same data set; None for a cache of its own.
-        compile: Whether the stacked engine compiles steps on a GPU; "auto" where that is worth it.
+        compile: Whether the stacked engine compiles steps on a GPU; "auto" where it should be worth it.
     """
     options = EngineOptions(precision, width, graphs if graphs is not None else GraphCache(), compile)
     return lookup(ENGINES, name, "engine")(model, data, memory, options)

@@ -53,7 +53,7 @@ class StackedEngine:
         precision: What networks compute in.
         graphs: Captured and traced steps, which engines over the same data set may share.
         compile: Whether steps on a GPU are compiled: "auto" for networks that the kernels do not cover, in rounds that
-            are long enough.
+            are long enough; "never" leaves all that was written for such networks out.
     """
 
     model: Model
@@ -62,7 +62,7 @@ class StackedEngine:
     width: int = 0
     precision: Precision = "float32"
     graphs: GraphCache = field(default_factory=GraphCache, repr=False)
-    compile: Compile = "auto"
+    compile: Compile = "never"
     _indices: dict[tuple[ClientId, Split, int], ClientIndices] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -185,7 +185,12 @@ class StackedEngine:
         return self.uses_kernels and clients >= MIN_CLIENTS and clients * steps >= MIN_CLIENT_STEPS
 
     def _work(self, task: Task, jobs: Sequence[Job], steps: int) -> Work:
-        numerics = Numerics(bf16=self.precision == "bf16", kernels=self.uses_kernels, captured=self.captures_graphs)
+        numerics = Numerics(
+            bf16=self.precision == "bf16",
+            kernels=self.uses_kernels,
+            captured=self.captures_graphs,
+            general=self.compile != "never",
+        )
         return Work(self.model, self.data.dataset, task, jobs, steps, numerics)
 
 

@@ -47,12 +47,15 @@ class Numerics:
         bf16: Networks compute in bfloat16, on copies of parameters that stay in their own precision.
         kernels: Convolutions, GroupNorm and SGD go to the Triton kernels.
         captured: Steps are captured as CUDA graphs: they read everything that changes from fixed addresses.
+        general: What `engine.compile` asks for is taken: linear layers on rows, Adam's kernel, and the kernels also for
+            convolutions with a bias and for clipped SGD.
         compiled: A compiler gets the network as products and elementwise operations, without kernels of our own.
     """
 
     bf16: bool = False
     kernels: bool = False
     captured: bool = False
+    general: bool = False
     compiled: bool = False
 
     @property
@@ -320,14 +323,18 @@ class Work:
         with self._operations():
             return self.task.loss(model, params, {**whole_step.shared, **per_client}, Batch(*batch))
 
-    def _in_bfloat16(self, model: Model, params: Params, copies: Params, step: StepTensors) -> Model:
+    def _in_bfloat16(self, model: Model, params: Params, copies: Params, step: StepTensors) -> Bfloat16Model:
         shared = ((step.shared[name], low) for name, low in step.shared_low.items())
-        return Bfloat16Model(model, [(params, copies), *shared], self.numerics.network_kernels, self.gradient_buffer)
+        known = [(params, copies), *shared]
+        kernels, biases = self.numerics.network_kernels, self.numerics.general
+        return Bfloat16Model(model, known, kernels, self.gradient_buffer, kernel_biases=biases)
 
     def _operations(self) -> contextlib.AbstractContextManager[object]:
         """Return the mode that replaces operations of torch which `vmap` would make slow."""
         if self.numerics.cpu_ops:
             return CpuOps()
+        if not self.numerics.general:
+            return contextlib.nullcontext()
         return ProductOps(convolutions=self.numerics.compiled)
 
     def _update(self, width: int, gradients: Gradients, per_client: Sent, clock: Clock) -> None:
@@ -354,8 +361,12 @@ class Work:
         return type(self.task).after_step is Task.after_step
 
     def _has_update_kernel(self) -> bool:
-        plain_optimizer = self.optimizer.slots != ("velocity",) or not self.task.local.momentum
-        return plain_optimizer and self._has_plain_step() and self.numerics.kernels and self.numerics.bf16
+        local = self.task.local
+        clips = bool(local.clip or local.clip_tensor)
+        covered = local.optimizer == "sgd" and not local.momentum and not clips
+        if self.numerics.general:
+            covered = isinstance(self.optimizer, Adam) or (local.optimizer == "sgd" and not local.momentum)
+        return covered and self._has_plain_step() and self.numerics.kernels and self.numerics.bf16
 
     def _update_by_kernel(self, width: int, gradient: Tensor, clock: Clock) -> None:
         """Take the step of SGD without momentum, or of Adam, in one pass over the rows."""
