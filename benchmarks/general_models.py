@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a GPU trains networks that have no kernels of their own: MiT-B0, a GPT and a BERT, ten clients each.
+r"""How fast a GPU trains networks that have no kernels of their own: a GPT, a BERT and MiT-B0, ten clients each.
 
-    python benchmarks/general_models.py --out FOLDER                 # on a GPU, about three minutes
+    python benchmarks/general_models.py --out FOLDER                 # on a GPU, at most nine minutes
     python benchmarks/general_models.py --toy --out FOLDER           # on a CPU, at toy size
 
-For each network: the plain loop in float32 and under autocast, the stacked engine as it is without a compiler (and
-without what this benchmark was written for: row products and Adam's kernel), and compiled. Plain loops are measured
-first, one network after the other, while nothing else runs; then all networks compile at once, each in a process of
-its own; then each is measured alone. FOLDER/general_models.json is written after every measurement, so that a run that
-is cut off leaves what it had. The table and the profile of the compiled steps are printed last.
+For each network: the plain loop in float32 and under autocast, the stacked engine as it is by default, with row
+products and Adam's kernel (`engine.compile = "auto"` without its compiler), and compiled (`"always"`), with a profile
+of the compiled steps. Each network has a process and a time limit of its own, one after the other, so that none waits
+for another. FOLDER/general_models.json is written after every measurement and FOLDER/NETWORK.log as the process says
+it, so that a run that is cut off leaves what it had. ResNet-18, which has kernels, is timed last at the default.
+
+The tests that need a GPU are run alone; every failure is named at once, with its gap:
+
+    python -u -m pytest -n 0 -v --tb=short tests/engine/test_on_a_gpu.py tests/engine/test_any_model.py \
+        tests/models/test_huggingface.py -k "gpu or cuda or bfloat16_is_near" 2>&1 | tee FOLDER/tests.log
 """
 
 from __future__ import annotations
@@ -17,26 +22,27 @@ import argparse
 import contextlib
 import json
 import os
-import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from fedquit.bench.measure import machine
 from fedquit.bench.settings import Setting, Timed, cifar, engine, plain, tokens, transformer
-from fedquit.engine.stacked import work
+from fedquit.engine import Precision, StackedEngine
 from fedquit.engine.stacked.capture import CapturedSteps
 
-NETWORKS = ("mit", "gpt", "bert")
+NETWORKS = ("gpt", "bert", "mit")
+LIMITS = {"gpt": 110.0, "bert": 130.0, "mit": 240.0, "resnet": 45.0}  # seconds
 PLAIN_STEPS, STACKED_STEPS = 4, 24  # of each client: a plain loop takes ten to twenty times as long
 PROFILED = 15  # kernels that are printed
 
@@ -49,12 +55,9 @@ def setting_of(name: str, device: torch.device, steps: int, *, toy: bool) -> Set
 
 
 @contextlib.contextmanager
-def as_before() -> Iterator[None]:
-    """Without row products and without Adam's kernel."""
-    with (
-        patch.object(work, "ProductOps", lambda **_: contextlib.nullcontext()),
-        patch.object(work.Work, "_has_update_kernel", lambda _: False),
-    ):
+def without_compiler() -> Iterator[None]:
+    """What `engine.compile` brings but for the compiler: row products and Adam's kernel."""
+    with patch.object(StackedEngine, "_compiles", lambda *_: False):
         yield
 
 
@@ -73,13 +76,13 @@ def ways_chosen() -> Iterator[list[str]]:
 
 
 class Worker:
-    """One network in a process of its own, which does what it is told on its standard input."""
+    """One network in a process of its own."""
 
-    def __init__(self, name: str, *, toy: bool, out: Path) -> None:
-        self.name, self.toy, self.out = name, toy, out
+    def __init__(self, name: str, *, toy: bool) -> None:
+        self.name, self.toy = name, toy
         self.device = torch.device("cpu" if toy else "cuda")
+        self.precision: Precision = "float32" if toy else "bf16"
         self.steps = (1, 2) if toy else (PLAIN_STEPS, STACKED_STEPS)
-        self.compiled: Timed | None = None
         self.few = setting_of(name, self.device, self.steps[0], toy=toy)
         self.many = setting_of(name, self.device, self.steps[1], toy=toy)
         clients = len(self.many.data.clients)
@@ -91,30 +94,26 @@ class Worker:
         for way, bf16 in (("plain loop, float32", False), ("plain loop, bf16", True)):
             self.measure(way, plain(self.few, 1, bf16=bf16), steps=self.steps[0])
 
-    def eager(self) -> None:
-        """The stacked engine without a compiler."""
-        precision = "float32" if self.toy else "bf16"
-        with as_before():
-            before = engine(self.many, "stacked", 1, precision, "never")  # type: ignore[arg-type]
-            self.measure("stacked, as before", before, steps=self.steps[1], repeats=2)
-        del before
-        now = engine(self.many, "stacked", 1, precision, "never")  # type: ignore[arg-type]
-        self.measure("stacked, not compiled", now, steps=self.steps[1], repeats=2)
-        release()
+    def stacked(self) -> None:
+        """The stacked engine as it is by default."""
+        timed = engine(self.many, "stacked", 1, self.precision, "never")
+        self.measure("stacked", timed, steps=self.steps[1])
 
-    def compile(self) -> None:
-        """The first round of the compiled engine."""
-        self.compiled = engine(self.many, "stacked", 1, "float32" if self.toy else "bf16", "always")
+    def products(self) -> None:
+        """With row products and Adam's kernel."""
+        with without_compiler():
+            timed = engine(self.many, "stacked", 1, self.precision, "auto")
+            self.measure("stacked, row products", timed, steps=self.steps[1])
+
+    def compiled(self) -> None:
+        """The compiled engine: its first round, the others, and what its steps spend their time on."""
+        timed = engine(self.many, "stacked", 1, self.precision, "always")
         with ways_chosen() as ways:
-            (seconds,) = self.compiled.rounds(1)
-        tell(self.name, "first round", seconds=seconds, way=ways[-1] if ways else "no GPU")
-
-    def compiled_rounds(self) -> None:
-        """The compiled engine's rounds, and what its steps spend their time on."""
-        assert self.compiled is not None
-        self.measure("stacked, compiled", self.compiled, steps=self.steps[1], warm=0)
+            (seconds,) = timed.rounds(1)
+        tell(self.name, "first compiled round", seconds=seconds, way=ways[-1] if ways else "no GPU")
+        self.measure("stacked, compiled", timed, steps=self.steps[1], warm=0)
         if not self.toy:
-            self.profile(self.compiled)
+            self.profile(timed)
 
     def measure(self, way: str, timed: Timed, steps: int, warm: int = 1, repeats: int = 3) -> None:
         """Milliseconds a step of all clients, from whole rounds; the first rounds are told apart."""
@@ -168,67 +167,48 @@ def tell(network: str, what: str, **figures: object) -> None:
     print("RESULT " + json.dumps({"network": network, "what": what, **figures}), flush=True)
 
 
-def work_on(name: str, *, toy: bool, out: Path) -> None:
-    """Do what the driver says, a line each, until it says nothing more."""
+def work_on(name: str, *, toy: bool) -> None:
+    """Measure one network in all ways, those that need no compiler first."""
     if name == "resnet":
-        resnet = Resnet(toy=toy)
-        commands: dict[str, Callable[[], None]] = {"rounds": resnet.rounds}
+        ways: list[Callable[[], None]] = [Resnet(toy=toy).rounds]
     else:
-        worker = Worker(name, toy=toy, out=out)
-        commands = {
-            "plain": worker.plain,
-            "eager": worker.eager,
-            "compile": worker.compile,
-            "compiled": worker.compiled_rounds,
-        }
-    print("DONE", flush=True)
-    for line in sys.stdin:
+        worker = Worker(name, toy=toy)
+        ways = [worker.plain, worker.stacked, worker.products, worker.compiled]
+    for way in ways:
         try:
-            commands[line.strip()]()
+            way()
         except Exception as error:  # a way that fails must not take the others with it
-            tell(name, f"failed: {line.strip()}", error=f"{type(error).__name__}: {str(error)[:600]}")
-        print("DONE", flush=True)
+            traceback.print_exc()
+            tell(name, f"failed: {way.__name__}", error=f"{type(error).__name__}: {str(error)[:600]}")
+        release()
 
 
 class Driver:
-    """Starts the workers, tells them what to do, and writes what they say."""
+    """Starts one process after the other, and writes what they say."""
 
-    def __init__(self, out: Path, limit: float, *, toy: bool) -> None:
+    def __init__(self, out: Path, *, toy: bool) -> None:
         self.out, self.toy = out, toy
-        self.end = time.monotonic() + limit
         self.results: list[dict[str, Any]] = []
-        self.processes: dict[str, subprocess.Popen[str]] = {}
         out.mkdir(parents=True, exist_ok=True)
-        timer = threading.Timer(limit, self.stop)
-        timer.daemon = True
-        timer.start()
 
-    def start(self, name: str) -> None:
-        """Start a worker."""
-        command = [sys.executable, __file__, "--worker", name, "--out", str(self.out), *(["--toy"] * self.toy)]
-        log: TextIO = (self.out / f"{name}.log").open("w")
-        self.processes[name] = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-        )
-
-    def say(self, name: str, command: str) -> None:
-        """Tell a worker to do something."""
-        stream = self.processes[name].stdin
-        assert stream is not None
-        with contextlib.suppress(BrokenPipeError):
-            stream.write(command + "\n")
-            stream.flush()
-
-    def hear(self, name: str) -> None:
-        """Take results until the worker is done, or gone."""
-        stream = self.processes[name].stdout
-        assert stream is not None
-        for line in stream:
-            if line.startswith("DONE"):
-                return
-            if line.startswith("RESULT "):
-                self.take(json.loads(line.removeprefix("RESULT ")))
-        self.take({"network": name, "what": "the process is gone", "left_s": self.end - time.monotonic()})
+    def measure(self, name: str, limit: float) -> None:
+        """Measure a network, for at most so many seconds."""
+        command = [sys.executable, "-u", __file__, "--worker", name, *(["--toy"] * self.toy)]
+        with (self.out / f"{name}.log").open("w") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+            timer = threading.Timer(limit, end, [process])
+            timer.start()
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if line.startswith("RESULT "):
+                        self.take(json.loads(line.removeprefix("RESULT ")))
+                status = process.wait()
+            finally:
+                timer.cancel()
+                end(process)
+        if status:
+            self.take({"network": name, "what": "ended early", "status": status, "limit_s": limit})
 
     def take(self, result: dict[str, Any]) -> None:
         """Write a result."""
@@ -240,41 +220,16 @@ class Driver:
         text = json.dumps({"machine": where, "results": self.results}, indent=1)
         (self.out / "general_models.json").write_text(text)
         print({k: v for k, v in result.items() if k != "top"}, flush=True)
+        if result["what"] == "profile":
+            print(f"{result['network']}: {result['kernels_a_step']:.0f} kernels, {result['ms_a_step']:.2f} ms a step")
+            for kernel, count, ms in result["top"]:
+                print(f"{ms:9.3f} ms {count:7} {kernel}", flush=True)
 
-    def each(self, command: str) -> None:
-        """One worker after the other."""
-        for name in self.processes:
-            self.say(name, command)
-            self.hear(name)
 
-    def together(self, command: str) -> None:
-        """All workers at once."""
-        for name in self.processes:
-            self.say(name, command)
-        for name in self.processes:
-            self.hear(name)
-
-    @contextlib.contextmanager
-    def beside(self, command: str) -> Iterator[None]:
-        """Run a command while the networks compile, which is not measured; its end is printed."""
-        if not command:
-            yield
-            return
-        file = self.out / "beside.log"
-        with file.open("w") as log:
-            process = subprocess.Popen(shlex.split(command), stdout=log, stderr=log, start_new_session=True)
-            yield
-            try:
-                process.wait(max(1.0, min(45.0, self.end - time.monotonic() - 40)))
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-        print(f"beside, status {process.poll()}:\n{file.read_text()[-1500:]}", flush=True)
-
-    def stop(self) -> None:
-        """End the workers, and the compilers that they started."""
-        for process in self.processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+def end(process: subprocess.Popen[str]) -> None:
+    """End a process, and the compilers that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -298,41 +253,18 @@ def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("general-models"))
-    parser.add_argument("--limit", type=float, default=170.0, help="seconds, after which all ends")
-    parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--beside", default="", help="a command that is run while the networks compile")
+    parser.add_argument("--networks", default=",".join((*NETWORKS, "resnet")))
+    parser.add_argument("--limit", type=float, default=0.0, help="seconds for each network; 0: its own")
     parser.add_argument("--toy", action="store_true", help="on a CPU, at toy size")
-    parser.add_argument("--no-resnet", action="store_true")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        work_on(given.worker, toy=given.toy, out=given.out)
+        work_on(given.worker, toy=given.toy)
         return
-    driver = Driver(given.out, given.limit, toy=given.toy)
-    try:
-        for name in given.networks.split(","):
-            driver.start(name)
-        for name in driver.processes:
-            driver.hear(name)
-        driver.each("plain")
-        with driver.beside(given.beside):
-            driver.together("compile")
-        driver.each("compiled")
-        driver.each("eager")
-        if not given.no_resnet and time.monotonic() < driver.end:
-            driver.stop()
-            driver.processes.clear()
-            driver.start("resnet")
-            driver.hear("resnet")
-            driver.each("rounds")
-    finally:
-        driver.stop()
-    for result in driver.results:
-        if result["what"] == "profile":
-            print(f"\n{result['network']}: {result['kernels_a_step']:.0f} kernels, {result['ms_a_step']:.2f} ms a step")
-            for kernel, count, ms in result["top"]:
-                print(f"{ms:9.3f} ms {count:7} {kernel}")
-    print("\n" + table(driver.results))
+    driver = Driver(given.out, toy=given.toy)
+    for name in given.networks.split(","):
+        driver.measure(name, given.limit or LIMITS[name])
+        print(table(driver.results), flush=True)
 
 
 BEGAN = time.monotonic()

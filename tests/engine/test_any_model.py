@@ -30,7 +30,7 @@ from fedquit.methods.fused import ADAPTER, TrainAdapters, places
 from fedquit.methods.pga import Ascend
 from fedquit.methods.ssd import FisherDiagonal
 from fedquit.models import FunctionalModel, load_model
-from gpu import gpu_engine, gpu_replies, needs_gpu
+from gpu import GPU_MARKS, gpu_engine, gpu_replies, needs_gpu
 
 HERE = Address(seed=5, phase="train", round=2, question=1)
 EXACT = 1e-12
@@ -181,7 +181,7 @@ def replies(engine: type[Engine] | str, name: str, ask: Ask, homes: dict[str, Pa
     return list(engine(model, data, memory).run(ask))  # type: ignore[call-arg]
 
 
-ENGINES = [StackedEngine, ThreadedEngine, pytest.param("cuda", marks=needs_gpu)]
+ENGINES = [StackedEngine, ThreadedEngine, pytest.param("cuda", marks=GPU_MARKS)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -255,6 +255,7 @@ UNLEARNING: dict[str, Task] = {
 
 
 @needs_gpu
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_unlearning_on_a_gpu(name: str) -> None:
     start = trained(name)

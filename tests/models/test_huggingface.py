@@ -24,7 +24,7 @@ from fedquit.errors import InputError, UnknownNameError
 from fedquit.methods.fedquit import Distill
 from fedquit.models import FunctionalModel, load_model
 from fedquit.running.params_file import save_params
-from gpu import gpu_engine, gpu_replies, needs_gpu
+from gpu import GPU_MARKS, gpu_engine, gpu_replies
 
 T, V = 7, 23
 SMALL: dict[str, dict[str, Any]] = {
@@ -87,7 +87,7 @@ ENGINES: dict[str, Callable[[FunctionalModel, FederatedData, Ask], Iterable[Repl
 }
 
 
-@pytest.mark.parametrize("engine", ["stacked", "threaded", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("engine", ["stacked", "threaded", pytest.param("cuda", marks=GPU_MARKS)])
 @pytest.mark.parametrize("lora", [{}, {"lora": 2}, {"lora": 2, "lora_mode": "freeze_a"}], ids=["all", "ab", "b"])
 @pytest.mark.parametrize("architecture", SMALL)
 def test_engines_agree(architecture: str, lora: dict[str, Any], engine: str) -> None:
