@@ -7,12 +7,13 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= pinned
 TORCH_INDEX ?=
+TWINE := 7.0.0
 BIN := $(VENV)/bin
 EXTRAS := flower,transformers,peft,pandas,docs,dev
 PARALLEL := -n auto --dist worksteal  # neighbours stay on one core and share what is made once for a file
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo setup environments test test-core test-all test-kernels test-faults faults-planted mutants mutants-short bench bench-cuda reproduce-smoke docs check format hooks clean
+.PHONY: demo setup environments test test-core test-all test-kernels test-faults faults-planted mutants mutants-short bench bench-cuda reproduce-smoke docs check format hooks dist release-check test-pythons clean
 
 # What can turn out differently without the extras: imports, the command line, the wheel, the list of networks, recipes
 # at their smallest size, a run from the request to the report. All else is the same code on the same packages.
@@ -82,6 +83,22 @@ reproduce-smoke: setup
 # The documentation as a site in build/site: a warning, or a link that leads nowhere, is an error.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# The sdist, and the wheel made from it.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+# Before a release: version, changelog, the page on an index, the project's URLs, all files in the sdist.
+release-check: dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check twine==$(TWINE)
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python release/check.py dist/*.tar.gz dist/*.whl
+
+# The wheel on every Python that pyproject.toml names, each in an environment of its own; gigabytes, so not in regular CI.
+# PYTHONS=3.12,3.13 chooses.
+test-pythons: dist
+	$(PYTHON) release/pythons.py dist/*.whl $(if $(PYTHONS),--pythons $(PYTHONS))
 
 # Git runs the checks before every commit: the hooks are the project's own tools, nothing is fetched.
 hooks: setup

@@ -20,9 +20,10 @@ import time
 import torch
 
 from fedquit.core.projection import Projection
-from fedquit.distill.chunked import Rule, chunked_distillation_loss
-from fedquit.distill.losses import distillation_in_chunks, distillation_loss
+from fedquit.distill.chunked import LARGE, chunked_distillation_loss, distillation_in_chunks
+from fedquit.distill.losses import Rule, of_examples
 
+RULE = Rule("min", "kl", v=0.0, tau=1.0, k=5)
 VOCABULARIES = (1_000, 8_000, 50_257, 128_000)
 
 
@@ -44,13 +45,12 @@ def measure(kind: str, vocabulary: int, positions: int, features: int, *, frozen
     before = peak_mb()
     start = time.perf_counter()
     if kind == "chunked":
-        rule = Rule("min", "kl", 0.0, 1.0, 5)
-        losses = chunked_distillation_loss(Projection(hidden, weight), Projection(known, head), y, u, rule)
+        losses = chunked_distillation_loss(Projection(hidden, weight), Projection(known, head), y, u, RULE)
     else:
         logits = Projection(hidden, weight).logits
         with torch.no_grad():
             target = Projection(known, head).logits
-        losses = distillation_loss(logits, target, y, u, teacher="min", loss="kl", v=0.0, tau=1.0, k=5)
+        losses = of_examples(RULE.losses(logits, target, y, u))
     torch.autograd.grad(losses.mean(), [hidden] if frozen else [hidden, weight])
     return peak_mb() - before, time.perf_counter() - start
 
@@ -62,10 +62,10 @@ def measure_on_logits(kind: str) -> tuple[float, float]:
     logits = torch.randn(4, 256, 50_257, requires_grad=True)
     target = torch.randn(4, 256, 50_257)
     y = torch.randint(50_257, (4, 256))
-    function = distillation_in_chunks if kind == "chunked" else distillation_loss
+    large = LARGE if kind == "chunked" else logits.numel()
     before = peak_mb()
     start = time.perf_counter()
-    losses = function(logits, target, y, torch.zeros(y.shape), teacher="min", loss="kl", v=0.0, tau=1.0, k=5)
+    losses = distillation_in_chunks(logits, target, y, torch.zeros(y.shape), RULE, large=large)
     torch.autograd.grad(losses.mean(), [logits])
     return peak_mb() - before, time.perf_counter() - start
 

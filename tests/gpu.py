@@ -15,7 +15,7 @@ from fedquit.data.federated import FederatedData
 from fedquit.engine import Ask, GraphCache, StackedEngine
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-# A warning of torch's is shown, as to a user: as an error it would end a compilation, and the step would run uncompiled.
+# A warning of torch's is shown: as an error it would end a compilation, and the step would run uncompiled.
 GPU_MARKS = (needs_gpu, pytest.mark.filterwarnings("default"))
 GPU = torch.device("cuda")
 CPU = torch.device("cpu")

@@ -65,7 +65,7 @@ def planned(where: Path, *blocks: dict[str, Any], **values: Any) -> Plan:
     """The plan of a study on the tiny recipe."""
     where.mkdir(parents=True, exist_ok=True)
     (where / "tiny.toml").write_text(RECIPE)
-    return expand(read_study({"block": list(blocks) or [BLOCK], **values}), beside=where)
+    return expand(read_study({"block": list(blocks) or [BLOCK], **values}), folder=where)
 
 
 def carried_out(plan: Plan, out: Path, **options: Any) -> StudyOutcome:

@@ -13,8 +13,8 @@ from torch.func import vmap
 
 from fedquit.core.projection import Projection
 from fedquit.distill import chunked
-from fedquit.distill.chunked import Rule, chunked_distillation_loss
-from fedquit.distill.losses import LOSSES, distillation_loss
+from fedquit.distill.chunked import chunked_distillation_loss
+from fedquit.distill.losses import LOSSES, Rule, distillation_loss
 from fedquit.distill.virtual_teacher import TEACHERS
 
 B, T, D, C = 3, 5, 6, 11

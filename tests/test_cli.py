@@ -173,6 +173,19 @@ def test_a_fault_reaches_the_shell_without_a_traceback(tmp_path: Path) -> None:
     assert done.stderr == "error: unknown recipe 'dem': did you mean 'demo'? `fedquit list recipes` names them all.\n"
 
 
+def test_help_says_where_to_begin_and_every_command_is_in_a_group(tmp_path: Path) -> None:
+    done = fedquit("--help", where=tmp_path)
+    for words in ("Begin here", "Run, compare and report", "Run a federation", "Begin with `fedquit demo`"):
+        assert words in done.stdout
+    assert "─ Commands ─" not in done.stdout, "a command without a group"
+
+
+def test_an_unknown_command_is_answered_once_with_the_nearest(tmp_path: Path) -> None:
+    done = fedquit("rn", where=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("Did you mean 'run'?") == 1
+
+
 def test_an_unknown_kind_of_list_names_the_right_ones(tmp_path: Path) -> None:
     done = fedquit("list", "metods", where=tmp_path)
     assert done.returncode == 2

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tomllib
 from collections import namedtuple
 from importlib import metadata
@@ -17,6 +20,7 @@ from typer.testing import CliRunner
 from fedquit.cli import app
 from fedquit.cli.doctor import NEEDED_FOR, Observation, requirement_observations
 
+ROOT = Path(__file__).parent.parent
 TORCH = metadata.version("torch")
 
 
@@ -76,7 +80,40 @@ def test_data_sets_are_looked_for_where_data_lies(tmp_path: Path) -> None:
     assert states[1][1].startswith("cifar10, cifar100, cub200, sotu not in ")
 
 
-def test_the_shell_completes_recipes() -> None:
-    environment = {"_FEDQUIT_COMPLETE": "complete_bash", "COMP_WORDS": "fedquit run settings/sh", "COMP_CWORD": "2"}
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("doc", ["doctor"]),
+        ("run settings/sh", ["settings/shakespeare"]),
+        ("study run smo", ["smoke"]),
+        ("list eng", ["engines"]),
+        ("run demo --partition-f", ["--partition-file"]),
+        ("flower ini", ["init"]),
+    ],
+)
+def test_the_shell_completes_commands_options_and_names(typed: str, completed: list[str]) -> None:
+    words = ["fedquit", *typed.split()]
+    environment = {"_FEDQUIT_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words)}
+    environment["COMP_CWORD"] = str(len(words) - 1)
     shown = CliRunner().invoke(app, [], prog_name="fedquit", env=environment)
-    assert shown.output.split() == ["settings/shakespeare"]
+    assert shown.output.split() == completed
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_itself_completes_after_what_the_readme_says(tmp_path: Path) -> None:
+    """`fedquit --show-completion`, sourced by a bash, completes a recipe's name."""
+    command = tmp_path / "fedquit"
+    command.write_text(f"#!{sys.executable}\nfrom fedquit.cli import main\nmain()\n")  # as pip writes it
+    command.chmod(0o755)
+    script = """
+        eval "$(_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION=1 fedquit --show-completion bash)"
+        complete -p fedquit
+        COMP_WORDS=(fedquit run settings/sh) COMP_CWORD=2
+        _fedquit_completion fedquit
+        echo "${COMPREPLY[@]}"
+    """
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    registered, completed = done.stdout.splitlines()
+    assert registered.endswith("-F _fedquit_completion fedquit")
+    assert completed == "settings/shakespeare"

@@ -462,7 +462,7 @@ def test_what_happens_in_the_wrong_phase_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TransitionError, match="in phase 'train-1' has no recovery to follow"):
         simulation.follow(unlearned, recovered, recovery.memories)
     with pytest.raises(TransitionError, match="in phase 'train-1' serves no request"):
-        simulation.natural(unlearned, simulation.state)
+        simulation.natural(unlearned, recovered)
 
 
 def test_a_method_whose_unlearning_is_all_that_it_does_takes_no_round_of_recovery() -> None:

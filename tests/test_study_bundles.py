@@ -119,8 +119,8 @@ def test_a_study_reads_each_record_once(recorded: Path, tmp_path: Path, monkeypa
 
 
 def test_a_record_that_another_process_makes_meanwhile_is_seen(recorded: Path, tmp_path: Path) -> None:
+    assert BundleReader(tmp_path / "bundles").empty, "the folder is not there yet"
     reader = BundleReader(tmp_path / "bundles")
-    assert reader.empty, "the folder is not there yet"
     files = sorted((recorded / "bundles").rglob("retrain-client0-seed1*.json"))
 
     def copied_by_another_process(file: Path, seed: int) -> None:

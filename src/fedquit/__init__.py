@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fedquit.single.recovery import recover as recover
     from fedquit.single.trainer import trainer_options as trainer_options
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ComparisonResult",
     "Evidence",

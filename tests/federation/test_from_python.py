@@ -236,7 +236,7 @@ def test_what_cannot_be_a_setting_is_refused_in_one_sentence(recipe: Path) -> No
     with pytest.raises(InputError, match="are alike"):
         fedquit.Setting("mlp", {"a": pair, "b": (torch.zeros(4, 3), y)}, pair)
     mapping: Any = {"input_ids": torch.zeros(4, 3, dtype=torch.long), "labels": y}
-    with pytest.raises(InputError, match="pairs of tensors"):
+    with pytest.raises(InputError, match="are alike"):
         fedquit.Setting("mlp", {"a": mapping, "b": mapping}, pair)
     with pytest.raises(UnknownNameError, match="did you mean 'north'"):
         fedquit.run(own_setting(recipe), forget="nort")
@@ -383,6 +383,107 @@ def test_batches_of_several_widths_are_refused() -> None:
     loader: Any = DataLoader(wide, batch_size=None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="pad all to the same"):
         of_loader(loader)
+
+
+class Reads(torch.nn.Module):
+    """A network whose forward names its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, features: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.as_tensor(self.layer(features))
+
+
+class TinyForCausalLM(torch.nn.Module):
+    """Named as Hugging Face names models that predict the next token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Embedding(5, 5)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.layer(input_ids))
+
+
+def rows_of(mapping: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    return [{name: part[i] for name, part in mapping.items()} for i in range(len(PAIRS))]
+
+
+def test_mappings_data_sets_and_loaders_of_them_are_the_same_data_as_pairs() -> None:
+    x, y = PAIRS.tensors
+    mapping = {"features": x, "attention_mask": torch.ones(6, 4, dtype=torch.long), "idx": torch.arange(6), "labels": y}
+    target = {"features": x, "target": y.int()}
+
+    def name_of(data: Any, **options: Any) -> str:
+        return fedquit.Setting(Reads, {"a": data, "b": data}, data, **options).recipe.data.name
+
+    expected = name_of(PAIRS)
+    forms: list[Any] = [mapping, rows_of(mapping), DataLoader(rows_of(mapping), batch_size=4, shuffle=True)]  # type: ignore[arg-type]
+    assert {name_of(form) for form in forms} == {expected}
+    assert name_of(target, labels="target") == expected
+    assert name_of(rows_of(target), labels=lambda batch: batch["target"]) == expected
+    assert name_of([(row, 1) for row in x], collate=lambda rows: (torch.stack([r for r, _ in rows]), y)) == expected
+    named = fedquit.Setting("mlp", {"a": {"anything": x, "label": y}, "b": PAIRS}, PAIRS)
+    assert named.recipe.data.name == expected, "a network by its name takes the one input that there is"
+
+
+def test_a_federation_of_mappings_runs_and_gives_what_pairs_give() -> None:
+    data = load_dataset("digits")
+    parts = federate(data, partition="iid", clients=3).train
+    pairs = {f"c{k}": (data.x[at][:60].flatten(1), data.y[at][:60]) for k, at in parts.items()}
+    mappings = {name: {"features": x, "labels": y.short()} for name, (x, y) in pairs.items()}
+    test = (data.test_x[:50].flatten(1), data.test_y[:50])
+
+    class Digits(Reads):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 10)
+
+    short = {"train.rounds": 2, "recover.until": "rounds", "recover.max_rounds": 1, "engine.name": "sequential"}
+    rows = [fedquit.run(fedquit.Setting(Digits, c, test, settings=short), forget="c1").rows for c in (pairs, mappings)]
+    assert without_times(rows[0]) == without_times(rows[1])
+
+
+def test_labels_of_a_causal_language_model_are_of_the_next_token_in_a_mapping_and_as_given_in_a_pair() -> None:
+    tokens = torch.arange(24).reshape(6, 4) % 5
+    mapping = {"input_ids": tokens, "labels": tokens}
+    shifted = (tokens[:, :-1], tokens[:, 1:])
+    names = [fedquit.Setting(TinyForCausalLM, {"a": d, "b": d}, d).recipe.data.name for d in (mapping, shifted)]
+    assert names[0] == names[1]
+    short: Any = {"input_ids": tokens, "labels": tokens[:, 0]}
+    with pytest.raises(InputError, match="a causal language model needs a label for each token"):
+        fedquit.Setting(TinyForCausalLM, {"a": short, "b": short}, short)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"attention_mask": torch.eye(6, 4)},
+            "the attention_mask of client 'a' hides positions.*make the mask from the",
+        ),
+        ({"labels": torch.full((6,), -100)}, "labels of client 'a' are -100, which a federation cannot leave out"),
+        ({"labels": torch.zeros(6)}, "the labels of client 'a' are torch.float32: give class numbers"),
+        ({"labels": None, "y": torch.zeros(6).long()}, "the data of client 'a': .* without 'labels': name the key"),
+        ({"features": None}, "the network takes 'features' first"),
+        ({"features": None, "labels": None, "other": torch.zeros(6)}, "without 'labels'"),
+    ],
+)
+def test_a_mapping_that_a_federation_cannot_use_is_refused_in_one_sentence(change: dict[str, Any], says: str) -> None:
+    x, y = PAIRS.tensors
+    given = {"features": x, "attention_mask": torch.ones(6, 4), "labels": y, **change}
+    mapping: Any = {name: part for name, part in given.items() if part is not None}
+    with pytest.raises(InputError, match=says):
+        fedquit.Setting(Reads, {"a": mapping, "b": PAIRS}, PAIRS)
+
+
+def test_several_inputs_are_refused_where_one_tensor_is_given_to_a_network() -> None:
+    x, y = PAIRS.tensors
+    for data in (((x, x), y), {"one": x, "two": x, "labels": y}):
+        with pytest.raises(InputError, match="gives a network one tensor; join them"):
+            fedquit.Setting("mlp", {"a": data, "b": PAIRS}, PAIRS)
 
 
 def test_calls_take_the_options_of_the_commands() -> None:

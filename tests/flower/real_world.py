@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fedquit.flower.deploy.commands import Mode, Value
 from fedquit.flower.deploy.demo import app_folder
@@ -85,7 +85,7 @@ class Federation:
         self.failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Federation:
+    def __enter__(self) -> Self:
         self.stack.__enter__()
         return self
 

@@ -546,7 +546,7 @@ def test_the_operator_agrees_on_another_number_of_examples(project: Project, tmp
     enrolled(project, tmp_path, "hospital-0", examples=7)
     words = ["flower", "examples", "hospital-0", "12", "--project", str(project.folder)]
     result = CliRunner().invoke(fedquit, words)
-    assert "counts for at most 12 examples from the next round on, and for 7 until now" in result.output
+    assert "counts for 12 examples from the next round on, and for 7 until now" in result.output
     assert project.sites["hospital-0"].examples == 12
     with pytest.raises(InputError, match="at least one example"):
         project.agree_examples("hospital-0", 0)

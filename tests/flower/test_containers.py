@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The container file and the compose files: no rights, no keys, and only commands and options that exist.
 
-No image is built here: that needs a daemon and a base image.
+No image is built here, which takes minutes; docs/operate.md says how one was.
 """
 
 from __future__ import annotations

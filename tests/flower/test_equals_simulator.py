@@ -21,7 +21,9 @@ from fedquit.errors import InputError, RequestError
 from fedquit.methods import METHODS
 from fedquit.models import FunctionalModel
 from fedquit.running.recipe import Recipe, build
+from fedquit.running.store import load_params, save_params
 from flower.grid_world import Setup
+from flower.test_member_checks import close
 
 pytestmark = pytest.mark.flower
 
@@ -72,6 +74,69 @@ def test_any_network_over_flower_equals_the_simulator(network: str, kind: str, t
     deviation = judge_on_flower(federation, kind, tmp_path, findings)
     assert findings.all == ()
     assert deviation <= 1e-12
+
+
+@pytest.mark.parametrize("method", ["fedquit", "federaser"])
+@pytest.mark.parametrize("kind", ["one client", "samples of one client"])
+def test_local_batch_norm_over_flower_equals_the_simulator(method: str, kind: str, tmp_path: Path) -> None:
+    """FedBN: no message holds BatchNorm, and who stays keeps its own through a request."""
+    model = {"name": "own_networks:batch_norm_net", "dtype": "float64", "batchnorm": "local"}
+    chosen = {"name": method, **SHORT.get(method, {})}
+    federation = SmallFederation(build(Recipe, {**RECIPE, "model": model, "method": chosen}, "recipe"), clients=CLIENTS)
+    try:
+        federation.build_method().check(federation.request(kind))
+    except RequestError:
+        return
+    findings = Findings()
+    deviation = judge_on_flower(federation, kind, tmp_path, findings)
+    assert findings.all == ()
+    assert deviation <= 1e-12
+    kept = sorted(tmp_path.glob("homes/*/memory/*/*batchnorm@*.safetensors"), key=lambda path: path.name)
+    homes = {int(path.parents[2].name): path for path in kept}  # of each client the newest
+    stay = federation.request(kind).stay(federation.clients)
+    assert set(homes) == set(stay), "a client that left has taken its layers with it"
+    simulated = tmp_path / "simulator" / "run" / "request-0"
+    for client, path in homes.items():
+        files = [*simulated.glob(f"*/clients/{client}%2Fbatchnorm@*.safetensors")]
+        newest = max(files, key=lambda file: file.stat().st_mtime)
+        expected = load_params(newest)[0]
+        for n, p in load_params(path)[0].items():
+            torch.testing.assert_close(p, expected[n], rtol=0, atol=1e-12)
+    state = [*tmp_path.glob("state/**/*.safetensors")]
+    names = [name for path in state for name in load_params(path)[0]]
+    assert names
+    assert not [name for name in names if "running" in name or name.endswith(("1.weight", "1.bias"))]
+
+
+def test_a_withdrawn_model_takes_the_clients_layers_with_it(tmp_path: Path) -> None:
+    """Whatever they had, even if nothing could be trained from it."""
+    model = {"name": "own_networks:batch_norm_net", "dtype": "float64", "batchnorm": "local"}
+    federation = SmallFederation(build(Recipe, {**RECIPE, "model": model}, "recipe"), clients=CLIENTS)
+    setup = Setup(federation.data, federation.setup(federation.build_method()).model, tmp_path)
+    last = max(federation.clients)
+    close(setup, revoked=(last,))
+    floor = len(federation.clients) - 1
+    config = setup.config(min_nodes=1, floor=floor, train=TRAIN)
+    setup.serve(config)
+    setup.outbox(0).file()
+    assert "the model was withdrawn" in setup.serve(config).erasures[0].reason
+    kept = [*tmp_path.glob("homes/*/memory/*/*batchnorm@*.safetensors")]
+    assert kept
+    for path in kept:
+        save_params(path, {n: torch.full_like(p, torch.nan) for n, p in load_params(path)[0].items()})
+    close(setup)
+    again = setup.serve(config)
+    assert again.rounds == TRAIN["rounds"]
+    assert all(bool(p.isfinite().all()) for p in again.params.values())
+
+
+def test_local_batch_norm_is_no_audit_of_whole_models(tmp_path: Path) -> None:
+    model = {"name": "own_networks:batch_norm_net", "dtype": "float64", "batchnorm": "local"}
+    method = {"name": "fedquit", **SHORT["fedquit"]}
+    federation = SmallFederation(build(Recipe, {**RECIPE, "model": model, "method": method}, "recipe"), clients=CLIENTS)
+    setup = Setup(federation.data, federation.setup(federation.build_method()).model, tmp_path)
+    with pytest.raises(InputError, match=r"fedquit\.audit sends a client two whole models"):
+        setup.serve(setup.config(audit=True))
 
 
 def test_a_cohort_is_the_one_that_the_simulator_draws(tmp_path: Path) -> None:

@@ -160,6 +160,9 @@ def test_samples_that_a_site_with_fewer_examples_than_agreed_erases_are_taken_of
     setup.outbox(0).file(positions=[0, 1, 2])
     setup.serve(setup.config())
     assert clients(setup.folder)["hospital-0"] == 97
+    events = map(json.loads, (setup.folder / "state" / "events.jsonl").read_text().splitlines())
+    replies = [e for e in events if e["event"] == "reply" and e["client"] == 0 and e["phase"] == "recover-0"]
+    assert [reply["examples"] for reply in replies] == [97], "from the first round without them on"
     setup.serve(setup.config(train={"rounds": 3, "batch_size": 8}))
     assert clients(setup.folder)["hospital-0"] == 97
 

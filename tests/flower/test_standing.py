@@ -64,7 +64,7 @@ class Scene:
             until_trained=until_trained,
             dead=lambda: dead,
             say=self.said.append,
-            told=self.told.append,
+            announce=self.told.append,
         )
 
 

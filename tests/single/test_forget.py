@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedquit
 from fedquit.audit.scores import score_logits
-from fedquit.errors import InputError, UnknownNameError
+from fedquit.errors import InputError, NonFiniteError, UnknownNameError
 from fedquit.inference import trace
 from fedquit.single.evidence import chance
 from fedquit.single.forgetting import NoRateError, forget
@@ -127,6 +127,22 @@ def test_the_smallest_rate_that_both_halves_call_forgotten_is_taken() -> None:
     assert again.accuracy["forget"] == result.recovered.accuracy["forget"]
 
 
+def test_a_rate_that_leads_to_infinity_ends_the_search_and_not_the_call() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        result = forget(
+            original(), FORGET, RETAIN, HOLDOUT, rates=(1e-1, 1e30, 1e38), recover_lr=3e-3, recover_epochs=3
+        )
+    assert result.sweep is not None
+    assert [candidate.lr for candidate in result.sweep.candidates] == [1e-1]
+    note = "At the rate 1e+30 the weights or logits became infinite: no larger rate was tried."
+    assert note in result.notes
+    assert note in [str(warning.message) for warning in seen]
+    for rate, says in ((1e30, r"lr=1e\+30: lower it"), (1e38, "too large for the weights' type: lower it")):
+        with pytest.raises(NonFiniteError, match=says):
+            forget(original(), FORGET, RETAIN, HOLDOUT, rates=(rate,), recover_lr=3e-3)
+
+
 def test_the_model_is_the_one_that_unlearn_and_recover_give_and_the_given_one_stays() -> None:
     weights = [p.clone() for p in original().parameters()]
     result = given(lr=1e-2)
@@ -202,6 +218,15 @@ def test_a_rate_that_destroys_the_model_and_a_missing_recovery_are_noted() -> No
     assert "do not publish" in result.notes[-1]
     assert result.recovered is None
     assert "recovered" not in str(result).splitlines()[0]
+
+
+def test_evaluate_warns_of_a_model_that_unlearning_has_destroyed() -> None:
+    sets: dict[str, Any] = {"forget": FORGET, "holdout": HOLDOUT, "original": original()}
+    with pytest.warns(UserWarning, match=r"^The holdout accuracy fell from .* destroyed, lower the rate\.$"):
+        fedquit.evaluate(fedquit.unlearn(original(), FORGET, lr=3.0), **sets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedquit.evaluate(fedquit.recover(original(), RETAIN, lr=1e-4), **sets)
 
 
 def test_trainable_parameters_that_did_not_move_are_named() -> None:

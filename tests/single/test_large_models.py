@@ -15,8 +15,9 @@ from torch import Tensor, nn
 import fedquit
 from fedquit.audit import scores as scoring
 from fedquit.audit.scores import score_logits
-from fedquit.distill import losses as distilling
-from fedquit.distill.losses import LOSSES, distillation_in_chunks, distillation_loss
+from fedquit.distill import chunked
+from fedquit.distill.chunked import distillation_in_chunks
+from fedquit.distill.losses import LOSSES, Rule, distillation_loss
 from fedquit.distill.unlearning import Step, copied
 from fedquit.distill.virtual_teacher import DEFAULTS, TEACHERS
 from fedquit.errors import InputError
@@ -105,16 +106,19 @@ def _of_last_two(parameters: Any, lr: float) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("teacher", TEACHERS)
-def test_the_loss_in_chunks_and_its_gradient_are_those_of_the_whole(teacher: str, loss: str) -> None:
+def test_the_loss_in_chunks_and_its_gradient_are_those_of_the_whole(
+    teacher: str, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     z, g = made(1, 4, 5, 11).double(), made(2, 4, 5, 11).double()
     y = torch.randint(11, (4, 5), generator=torch.Generator().manual_seed(3))
     u = torch.rand(4, 5, generator=torch.Generator().manual_seed(4))
     found = []
-    for chunk in (0, 33, 1):  # all at once, three rows, one row
+    rule = Rule(teacher, loss, **DEFAULTS)
+    for size in (0, 33, 1):  # all at once, three rows, one row
         student = z.clone().requires_grad_()
-        losses = distillation_in_chunks(
-            student, g, y, u, teacher=teacher, loss=loss, **DEFAULTS, large=0 if chunk < 10**6 else chunk, chunk=chunk
-        )
+        with monkeypatch.context() as patch:
+            patch.setattr(chunked, "MAX_NUMBERS", size)
+            losses = distillation_in_chunks(student, g, y, u, rule, large=0 if size else 10**6)
         weights = torch.arange(1.0, 5.0)
         (losses * weights).sum().backward()
         assert student.grad is not None
@@ -127,15 +131,17 @@ def test_the_loss_in_chunks_and_its_gradient_are_those_of_the_whole(teacher: str
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_the_gradient_of_half_precision_logits_comes_back_in_their_type(kind: torch.dtype) -> None:
+def test_the_gradient_of_half_precision_logits_comes_back_in_their_type(
+    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     z, g = made(1, 6, 11).to(kind), made(2, 6, 11).to(kind)
     y, u = torch.arange(6), torch.zeros(6)
     gradients = []
-    for chunk in (0, 22):
+    for size in (0, 22):
         student = z.clone().requires_grad_()
-        losses = distillation_in_chunks(
-            student, g, y, u, teacher="min", loss="kl", **DEFAULTS, large=0 if chunk < 10**6 else chunk, chunk=chunk
-        )
+        with monkeypatch.context() as patch:
+            patch.setattr(chunked, "MAX_NUMBERS", size)
+            losses = distillation_in_chunks(student, g, y, u, Rule("min", "kl", **DEFAULTS), large=0 if size else 10**6)
         (losses.mean() * 4096).backward()  # as the loss of float16 is scaled
         assert student.grad is not None
         assert student.grad.dtype == kind
@@ -149,17 +155,18 @@ def test_unlearning_a_large_vocabulary_goes_in_chunks(monkeypatch: pytest.Monkey
     tokens = torch.randint(50, (6, 7))
     whole = fedquit.unlearn(model, (tokens, tokens), lr=1e-2, shift=True)
     seen: list[int] = []
-    rowwise = distilling._RowByRow.forward
+    with_gradient = Rule.losses_with_gradient
 
-    def counted(ctx: Any, logits: Tensor, losses_of: Any, rows: int) -> Tensor:
-        seen.append(rows)
-        return rowwise(ctx, logits, losses_of, rows)
+    def counted(rule: Rule, student: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(len(student))
+        return with_gradient(rule, student, *others)
 
-    monkeypatch.setattr(distilling._RowByRow, "forward", staticmethod(counted))
-    monkeypatch.setattr(distilling.distillation_in_chunks, "__kwdefaults__", {"large": 300, "chunk": 200})
-    chunked = fedquit.unlearn(model, (tokens, tokens), lr=1e-2, shift=True)
-    assert seen == [4]
-    for one, other in zip(whole.parameters(), chunked.parameters(), strict=True):
+    monkeypatch.setattr(Rule, "losses_with_gradient", counted)
+    monkeypatch.setattr(distillation_in_chunks, "__kwdefaults__", {"large": 300})
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 200)
+    in_chunks = fedquit.unlearn(model, (tokens, tokens), lr=1e-2, shift=True)
+    assert seen == [4] * 9, "36 positions of 50 tokens"
+    for one, other in zip(whole.parameters(), in_chunks.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 

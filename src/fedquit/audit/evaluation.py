@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -16,13 +16,15 @@ from torch import Tensor
 from fedquit.audit.attacks import ATTACKS
 from fedquit.audit.attacks.roc import FPRS, TprAt, auc, roc
 from fedquit.audit.canaries import Canaries, fields_of
+from fedquit.audit.client_models import ClientModels, owners_of
 from fedquit.audit.metrics import Metric
 from fedquit.audit.metrics.backdoor import Trigger
 from fedquit.audit.metrics.holdout import Samples, holdout_null
 from fedquit.audit.metrics.leakage import leakage
 from fedquit.audit.passes import Pass, Passes, js_between, make_pass
 from fedquit.audit.scores import SEQUENCE, Floats, Scores, in_batches, score_examples
-from fedquit.core import Model, Params, Request, Task
+from fedquit.core import ClientId, Model, Params, Request, Task
+from fedquit.core.local_layers import local_names
 from fedquit.core.params import fingerprint
 from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.engine import Address, Examples, run_client
@@ -68,6 +70,8 @@ class Evaluation:
         passes: what was computed so far; several requests of one federation can share it.
         margin: how far from one half the AUC against the hold-out may lie and still count as forgotten.
         canaries: of the clients that leave, if they have any.
+        network: the network itself, where clients have BatchNorm of their own (`core.local_layers`); then every example
+            is read by its client's model, and those of the test set by the models of the clients that stay, in turn.
     """
 
     model: Model
@@ -79,6 +83,7 @@ class Evaluation:
     passes: Passes = field(default_factory=Passes, repr=False, compare=False)
     margin: float = MARGIN
     canaries: Canaries | None = None
+    network: Model | None = None
 
     def examples(self, name: Set) -> tuple[Tensor, Tensor]:
         """The examples (N, …) and the labels (N,) or (N, T) of one of the sets."""
@@ -110,13 +115,13 @@ class Evaluation:
         holdout = self._scores("holdout", params)
         if forget is None or holdout is None:
             return {}
-        found = exposed_samples(forget.phi, holdout.phi)
+        exposed = exposed_samples(forget.phi, holdout.phi)
         owners = self.forget_samples()
         by_client: dict[int, list[dict[str, Any]]] = {client: [] for client in self.request.clients}
-        for i in np.lexsort((-forget.phi, found.p)):
+        for i in np.lexsort((-forget.phi, exposed.p)):
             client, sample = owners[i]
-            word = "remembered" if found.named[i] else ""
-            score = {"sample": sample, "phi": float(forget.phi[i]), "p": float(found.p[i]), "exposed": word}
+            word = "remembered" if exposed.named[i] else ""
+            score = {"sample": sample, "phi": float(forget.phi[i]), "p": float(exposed.p[i]), "exposed": word}
             by_client[client].append(score)
         return by_client
 
@@ -146,9 +151,35 @@ class Evaluation:
         """What a model said about a set: the one place where a model reads a set's examples."""
 
         def make() -> Pass:
+            if self._is_personal:
+                models = self._client_models(params)
+                return models.read(*self.examples(name), self._owners(name), keep_logits=name == "forget")
             return make_pass(self.model, params, *self.examples(name), keep_logits=name == "forget")
 
-        return self.passes.get(params, self._keys[name], make)
+        return self.passes.get(params, self._key(name), make)
+
+    @property
+    def _is_personal(self) -> bool:
+        """Whether clients have layers of their own, and so each a model of its own."""
+        return self.network is not None and bool(local_names(self.network))
+
+    def _key(self, name: Set) -> Hashable:
+        """By which `passes` knows what a model says about a set; whose models read the test set is part of it."""
+        return (self._keys[name], self._stay) if self._is_personal else self._keys[name]
+
+    @cached_property
+    def _stay(self) -> tuple[ClientId, ...]:
+        return tuple(self.request.stay(self.data.clients))
+
+    def _client_models(self, params: Params) -> ClientModels:
+        assert self.network is not None
+        return ClientModels.of(self.model, self.network, params, self.data, self._stay)
+
+    def _owners(self, name: Set) -> npt.NDArray[np.int64]:
+        """Whose model reads each example of a set, (N,): its client's, and of the test set those who stay in turn."""
+        if name == "test":
+            return np.resize(np.array(self._stay, dtype=np.int64), len(self.data.dataset.test_y))
+        return owners_of(self.data, self._positions[name])
 
     def _scores(self, name: Set, params: Params) -> Scores | None:
         return self._pass(name, params).scores if self._size(name) else None

@@ -42,7 +42,15 @@ class Pass:
         return sum(int(part.nbytes) for part in [*parts, self.true_logits])
 
 
-def make_pass(model: Model, params: Params, x: Tensor, y: Tensor, *, keep_logits: bool = False) -> Pass:
+def make_pass(
+    model: Model,
+    params: Params,
+    x: Tensor,
+    y: Tensor,
+    *,
+    keep_logits: bool = False,
+    most_bytes: float | None = None,
+) -> Pass:
     """Let a model read some examples once.
 
     Args:
@@ -50,10 +58,12 @@ def make_pass(model: Model, params: Params, x: Tensor, y: Tensor, *, keep_logits
         params: its parameters.
         x: the examples, (N, …).
         y: their labels, (N,), or (N, T) for sequences.
-        keep_logits: whether to keep the logits too, as long as they take no more than `LOGITS_BYTES`.
+        keep_logits: whether to keep the logits too.
+        most_bytes: that the logits may take, else `LOGITS_BYTES`; where there are more, none are kept.
     """
     if len(x) != len(y):
         raise InputError(f"there are {len(x)} examples but {len(y)} labels: give as many of each.")
+    most_bytes = LOGITS_BYTES if most_bytes is None else most_bytes
     parts: list[Scores] = []
     true_logits: list[Floats] = []
     logits: list[Tensor] | None = [] if keep_logits else None
@@ -62,7 +72,7 @@ def make_pass(model: Model, params: Params, x: Tensor, y: Tensor, *, keep_logits
         true_logits.append(z.gather(-1, labels.unsqueeze(-1)).double().flatten().cpu().numpy())
         if logits is not None:
             logits.append(z)
-            if len(x) * (z.nbytes // max(len(z), 1)) > LOGITS_BYTES:
+            if len(x) * (z.nbytes // max(len(z), 1)) > most_bytes:
                 logits = None
     return Pass(Scores.joined(*parts), np.concatenate(true_logits), logits)
 

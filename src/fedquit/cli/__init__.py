@@ -20,21 +20,23 @@ from fedquit.errors import FedquitError
 
 app = typer.Typer(
     help="Let a federation forget: train, take an erasure request, unlearn, recover, and see what was forgotten.",
+    epilog="Begin with `fedquit demo`. For a model of your own without a federation: fedquit.forget, from Python.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # click does, too
 )
-for command in (runs.demo, runs.run, runs.compare, runs.sweep, runs.report):
-    app.command()(command)
-app.command()(check)
-app.command()(doctor)
-app.command()(paper)
-app.command(name="list")(listing.list_)
-app.command()(request)
-app.add_typer(studies.app, name="study")
-app.add_typer(data.app, name="data")
-app.add_typer(references.app, name="references")
-app.add_typer(bench.app, name="bench")
-app.add_typer(flower.app, name="flower")
+START, RESEARCH, OPERATE = "Begin here", "Run, compare and report", "Run a federation"
+app.command(rich_help_panel=START)(runs.demo)
+app.command(rich_help_panel=START)(doctor)
+app.command(name="list", rich_help_panel=START)(listing.list_)
+for command in (runs.run, runs.compare, runs.sweep, runs.report, check, paper):
+    app.command(rich_help_panel=RESEARCH)(command)
+app.add_typer(studies.app, name="study", rich_help_panel=RESEARCH)
+app.add_typer(data.app, name="data", rich_help_panel=RESEARCH)
+app.add_typer(references.app, name="references", rich_help_panel=RESEARCH)
+app.add_typer(bench.app, name="bench", rich_help_panel=RESEARCH)
+app.add_typer(flower.app, name="flower", rich_help_panel=OPERATE)
+app.command(rich_help_panel=OPERATE)(request)
 
 
 def main() -> None:
@@ -57,6 +59,8 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Let a federation forget."""

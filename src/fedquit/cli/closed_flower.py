@@ -289,8 +289,8 @@ def _rows(table: Path) -> list[_Row]:
         if not count.isdecimal():
             raise InputError(f"line {number} of {table} has {count!r} examples: give a whole number.")
         request = table.parent / (line["csr"] or "").strip()
-        told = (line.get("fingerprint") or "").strip()
-        rows.append(_Row((line["name"] or "").strip(), request, int(count), told))
+        fingerprint = (line.get("fingerprint") or "").strip()
+        rows.append(_Row((line["name"] or "").strip(), request, int(count), fingerprint))
     if not rows:
         raise InputError(f"{table} names no site: give a line for each.")
     return rows

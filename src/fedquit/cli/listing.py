@@ -17,8 +17,13 @@ KINDS = (
 )
 
 
+def kinds(begun: str) -> list[str]:
+    """The kinds of lists that begin with what was typed, for the shell's completion."""
+    return [kind for kind in KINDS if kind.startswith(begun)]
+
+
 def list_(
-    kind: Annotated[str, typer.Argument(help="What to list: " + ", ".join(KINDS) + ".")],
+    kind: Annotated[str, typer.Argument(help="What to list: " + ", ".join(KINDS) + ".", autocompletion=kinds)],
     as_json: AsJson = False,
 ) -> None:
     """List what can be named in a recipe or on the command line."""

@@ -25,7 +25,16 @@ Cache = Annotated[
 
 def recipe_names(begun: str) -> list[str]:
     """The packaged recipes that begin with what was typed, for the shell's completion."""
-    folder = resources.files("fedquit") / "recipes"  # without `running.recipe`, whose import takes seconds
+    return _packaged("recipes", begun)
+
+
+def study_names(begun: str) -> list[str]:
+    """The packaged studies that begin with what was typed, for the shell's completion."""
+    return _packaged("study_files", begun)
+
+
+def _packaged(kind: str, begun: str) -> list[str]:
+    folder = resources.files("fedquit") / kind  # without `running.recipe`, whose import takes seconds
     with resources.as_file(folder) as path:
         names = [str(file.relative_to(path).with_suffix("")) for file in path.rglob("*.toml")]
     return sorted(name for name in names if name.startswith(begun))

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedquit.cli.data import DataDir
+from fedquit.cli.options import study_names
 from fedquit.cli.references import RetrainFrom
 from fedquit.cli.screen import LOOK, PLAIN, AsJson, Bars, in_words
 from fedquit.cli.screen import out as screen
@@ -29,7 +30,12 @@ SHOWN = 10  # failed units that are named, at most
 
 @app.command()
 def run(
-    study: Annotated[str, typer.Argument(help="A .toml file, or the name of a study that comes with the package.")],
+    study: Annotated[
+        str,
+        typer.Argument(
+            help="A .toml file, or the name of a study that comes with the package.", autocompletion=study_names
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The folder of the study; the same command goes on where it stopped.")],
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds after which to stop at the end of a round, with exit code 3.", min=0)
@@ -60,7 +66,7 @@ def run(
     from fedquit.studies.execution import run_study
     from fedquit.studies.plan import expand, load_study
 
-    plan = expand(load_study(study), beside=Path(study).parent, data_dir=data_dir, partitions=partition_dir)
+    plan = expand(load_study(study), folder=Path(study).parent, data_dir=data_dir, partitions=partition_dir)
     with _stopped_by_signal() as stop, Bars("Study") as bars:
         outcome = run_study(
             plan,

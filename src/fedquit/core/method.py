@@ -10,8 +10,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from fedquit.core.fedavg import fedavg
+from fedquit.core.local_layers import local_names
 from fedquit.core.params import statistics_of
-from fedquit.core.types import ClientId, Federation, Memory, Params, Reply, Request, State, Task, Trained, Training
+from fedquit.core.types import (
+    ClientId,
+    Federation,
+    Memory,
+    Model,
+    Params,
+    Reply,
+    Request,
+    State,
+    Task,
+    Trained,
+    Training,
+)
 from fedquit.errors import InputError, RequestError
 from fedquit.utils.names import unknown
 
@@ -78,6 +91,8 @@ class Method(ABC):
     knobs: ClassVar[tuple[Knob, ...]] = ()  # which fields set how strongly it unlearns: what a study sweeps
     recalibrates: ClassVar[bool] = True  # whether BatchNorm's statistics are measured anew after its last round
     refuses_statistics: ClassVar[str] = ""  # why it cannot serve a model with BatchNorm, as a half-sentence
+    refuses_local_layers: ClassVar[str] = ""  # why it cannot serve clients with BatchNorm of their own, likewise
+    begins_anew: ClassVar[bool] = False  # whether it rebuilds the model from its first parameters, local layers too
     training_fields: ClassVar[tuple[str, ...] | None] = None  # which fields its hooks into training read; None: all
 
     def check(self, request: Request) -> None:
@@ -182,17 +197,26 @@ def is_of(key: str, clients: Iterable[ClientId]) -> bool:
     return key.rpartition("/")[2] in {str(c) for c in clients}
 
 
-def require_covered(method: Method, params: Params) -> None:
-    """Refuse a model with BatchNorm's running statistics where the method cannot treat them.
+def require_covered(method: Method, model: Model, params: Params) -> None:
+    """Refuse a model with BatchNorm where the method cannot treat it.
 
     Args:
         method: that will serve requests.
-        params: of the model.
+        model: the network.
+        params: all its parameters.
     """
     if method.refuses_statistics and statistics_of(params):
         raise InputError(
             f"{type(method).__name__} cannot serve a model with BatchNorm: {method.refuses_statistics}; use GroupNorm, "
             "or another method, such as fedquit."
+        )
+    reason = method.refuses_local_layers
+    if method.needs_public_data:
+        reason = "it computes at the server, which has no BatchNorm where each client keeps its own"
+    if reason and local_names(model):
+        raise InputError(
+            f"{type(method).__name__} cannot serve clients with local BatchNorm: {reason}; set model.batchnorm = "
+            "'averaged', or use another method, such as fedquit."
         )
 
 

@@ -9,11 +9,13 @@ averages over clients with weights n_k.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from fedquit.core.local_layers import local_names
 from fedquit.core.params import mean, statistics_of
 from fedquit.core.types import Batch, ClientId, Federation, Local, Measurement, Model, Params, Sent
 from fedquit.errors import InputError
@@ -38,13 +40,17 @@ class Recalibrate(Measurement):
 def recalibrated(fed: Federation, params: Params, clients: Sequence[ClientId], batch_size: int) -> Params:
     """Return the model with statistics of the clients' retained data; a model without any as it is.
 
+    Where BatchNorm is local each client keeps the statistics that it measured, and the model stays as it is.
+
     Args:
         fed: the way to the clients.
         params: the model.
         clients: who measures.
         batch_size: examples at once.
     """
+    measure = Recalibrate(Local(batch_size=batch_size))
+    if local_names(fed.model):
+        deque(fed.run(measure, clients, split="retain", start=params), maxlen=0)
     if not statistics_of(params):
         return params
-    measure = Recalibrate(Local(batch_size=batch_size))
     return {**params, **mean(fed.run(measure, clients, split="retain", start=params))}

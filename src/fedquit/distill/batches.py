@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from fedquit.errors import InputError
+from fedquit.errors import FedquitError, InputError
 
 Data = Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | Mapping[str, Any] | Sequence[Any]
 Forward = Callable[[nn.Module, Any], object]
@@ -32,6 +33,14 @@ WRAP = (
     "wrap the data so that it gives pairs (inputs, labels), or mappings with integer `labels`; "
     "`forward` and `labels` read any other batch"
 )
+FORMS = "give a pair of tensors (inputs, labels), a mapping of tensors, a Dataset or a DataLoader"
+SHOWN = 4  # parts of a batch that an error names
+UNCOLLATED = (  # what torch says where samples do not make a batch
+    "default_collate: ",
+    "stack expects each tensor to be equal size",
+    "each element in list of batch should be of equal size",
+)
+OF_INPUTS = (RuntimeError, TypeError, IndexError, ValueError, AssertionError)  # of inputs with another shape or type
 
 
 class Batches:
@@ -79,7 +88,7 @@ class Batches:
         if isinstance(self.data, DataLoader):
             for _ in range(self.epochs):
                 empty = True
-                for batch in self.data:
+                for batch in self._loaded(self.data):
                     empty = False
                     yield batch
                 if empty:
@@ -90,7 +99,20 @@ class Batches:
         else:
             samples: Any = self.data
             for order in self.orders:
-                yield self.collate([samples[i] for i in order.tolist()])
+                chosen = [samples[i] for i in order.tolist()]
+                try:
+                    batch = self.collate(chosen)
+                except OF_INPUTS as error:
+                    raise _uncollated(error) from error
+                yield batch
+
+    def _loaded(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        try:
+            yield from loader
+        except (RuntimeError, TypeError) as error:
+            if any(words in str(error) for words in UNCOLLATED):
+                raise _uncollated(error) from error
+            raise
 
 
 class Reader:
@@ -118,6 +140,10 @@ class Reader:
         ignore_index: int = IGNORE,
     ) -> None:
         base = unwrapped(model)
+        if forward is not None and not callable(forward):
+            raise InputError(f"`forward` is {describe(forward)}: give a function (model, batch) -> logits.")
+        if labels is not None and not isinstance(labels, str) and not callable(labels):
+            raise InputError(f"`labels` is {describe(labels)}: give the key of the labels, or (batch) -> labels.")
         self.forward = forward
         self.labels = labels
         self.shift = any(name in kind.__name__ for kind in type(base).__mro__ for name in CAUSAL)
@@ -140,6 +166,8 @@ class Reader:
             raise InputError(f"the labels of a batch are {describe(labels)}: give a tensor of class numbers.")
         if labels.numel() == 0:
             raise InputError(EMPTY)
+        if not labels.is_floating_point() and not labels.is_complex() and labels.dtype != torch.bool:
+            labels = labels.long()  # losses and scores take few of the integer types
         if self.shift:
             if labels.ndim < 2 or labels.shape[1] < 2:
                 raise InputError(
@@ -150,21 +178,36 @@ class Reader:
         return (batch if self.forward else inputs), labels
 
     def logits(self, model: nn.Module, inputs: Any) -> Tensor:  # noqa: ANN401 - the first part of `split`
-        """The logits (…, C) of a batch."""
-        if self.forward:
-            output = self.forward(model, inputs)
-        elif isinstance(inputs, Mapping):
-            output = model(**inputs)
-        elif isinstance(inputs, tuple | list):
-            output = model(*inputs)
-        else:
-            output = model(inputs)
+        """The logits (…, C) of a batch.
+
+        Raises:
+            InputError: for inputs that the model cannot take, or an output that holds no logits.
+        """
+        try:
+            output = self._output(model, inputs)
+        except (FedquitError, torch.OutOfMemoryError):
+            raise
+        except OF_INPUTS as error:
+            what, advice = "the model", "give inputs of the shape and type that it was trained on, or `forward`"
+            if self.forward:
+                what, advice = "`forward`", "repair it for such batches"
+            raise InputError(f"{what} fails on a batch of {_shown(inputs)}: {first_line(error)}; {advice}.") from error
         logits = logits_of(output)
         if self.class_dim not in (-1, logits.ndim - 1):
             if not -logits.ndim <= self.class_dim < logits.ndim:
-                raise InputError(f"logits of shape {tuple(logits.shape)} have no dimension {self.class_dim}.")
+                raise InputError(
+                    f"logits of shape {tuple(logits.shape)} have no dimension {self.class_dim}: "
+                    "let class_dim be that of their classes, or leave it out."
+                )
             logits = logits.movedim(self.class_dim, -1)
         return logits[:, :-1] if self.shift else logits
+
+    def _output(self, model: nn.Module, inputs: Any) -> object:  # noqa: ANN401 - the first part of `split`
+        if self.forward:
+            return self.forward(model, inputs)
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
 
     def kept(self, labels: Tensor) -> Tensor | None:
         """A mask of the labels that count; None where all do."""
@@ -173,7 +216,14 @@ class Reader:
 
     def _parts(self, batch: Any) -> tuple[Any, Any]:  # noqa: ANN401
         if callable(self.labels):
-            return batch if not isinstance(batch, Mapping) else self._accepted(batch, None), self.labels(batch)
+            try:
+                labels = self.labels(batch)
+            except (LookupError, TypeError, AttributeError) as error:
+                raise InputError(
+                    f"`labels` fails on a batch that is {describe(batch)}: {first_line(error)}; "
+                    "repair it for such batches."
+                ) from error
+            return batch if not isinstance(batch, Mapping) else self._accepted(batch, None), labels
         if isinstance(batch, Mapping):
             key = self.labels or next((key for key in LABEL_KEYS if key in batch), None)
             if key is None or key not in batch:
@@ -227,10 +277,39 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def describe(thing: object) -> str:
     """Return the types in a batch or an output as a phrase for an error."""
     if isinstance(thing, tuple | list):
-        return f"a {type(thing).__name__} of {', '.join(type(part).__name__ for part in thing) or 'nothing'}"
+        return f"a {type(thing).__name__} of {_some([type(part).__name__ for part in thing])}"
     if isinstance(thing, Mapping):
-        return f"a {type(thing).__name__} of {', '.join(map(str, thing)) or 'nothing'}"
+        return f"a {type(thing).__name__} of {_some([str(key) for key in thing])}"
     return f"a {type(thing).__name__}"
+
+
+def _some(words: Sequence[str]) -> str:
+    more = [f"{len(words) - SHOWN} more"] if len(words) > SHOWN else []
+    return ", ".join([*words[:SHOWN], *more]) or "nothing"
+
+
+def _shown(inputs: object) -> str:
+    """Inputs by their shapes and types, as a phrase for an error."""
+    if isinstance(inputs, Tensor):
+        return f"{str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape)}"
+    if isinstance(inputs, Mapping):
+        return _some([f"{name}: {_shown(part)}" for name, part in inputs.items()])
+    if isinstance(inputs, tuple | list):
+        return _some([_shown(part) for part in inputs])
+    return describe(inputs)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line that another sentence can take in; of a loader's worker, its own last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return (lines[-1] if "Traceback" in str(error) else lines[0]).rstrip(".:;")
+
+
+def _uncollated(error: Exception) -> InputError:
+    return InputError(
+        f"samples do not make a batch: {first_line(error)}; let the data set give tensors of one shape, or give "
+        "`collate`, or a DataLoader with a collate_fn."
+    )
 
 
 def logits_of(output: object) -> Tensor:
@@ -247,7 +326,8 @@ def logits_of(output: object) -> Tensor:
 def refuse_probabilities(logits: Tensor) -> None:
     """Raise an InputError where a model returns probabilities: rows that lie in [0, 1] and sum to 1."""
     rows = logits.float()
-    if bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() < 1e-3).all()):
+    rounding = 1e-3 if logits.dtype.itemsize > 2 else 1e-2
+    if bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() < rounding).all()):
         raise InputError(
             "the model returns probabilities, rows that sum to 1, where logits are needed: leave its last softmax out, "
             "or give forward=lambda model, batch: model(batch[0]).log()."
@@ -258,27 +338,32 @@ def _rows(order: Tensor, tensor: Tensor) -> Tensor:
     return tensor[order.to(tensor.device)]
 
 
-def _tensors(data: Any) -> Iterator[Tensor]:  # noqa: ANN401 - a batch
-    if isinstance(data, Tensor):
-        yield data
-    elif isinstance(data, tuple | list | Mapping):
+def _leaves(data: Any) -> Iterator[Any]:  # noqa: ANN401 - a batch
+    if isinstance(data, tuple | list | Mapping):
         for part in data.values() if isinstance(data, Mapping) else data:
-            yield from _tensors(part)
+            yield from _leaves(part)
+    else:
+        yield data
 
 
 def _size(data: Any) -> int:  # noqa: ANN401 - as `Batches` takes it
     """How many samples there are."""
     if isinstance(data, tuple | Mapping):
+        if any(isinstance(leaf, np.ndarray) for leaf in _leaves(data)):
+            raise InputError(f"data is {describe(data)}: make tensors of arrays, with torch.as_tensor.")
         if isinstance(data, tuple) and not (len(data) == 2 and isinstance(data[1], Tensor)):
-            raise InputError(f"data is {describe(data)}: {WRAP}, as a Dataset, a DataLoader, one tuple or one mapping.")
-        tensors = list(_tensors(data))
+            raise InputError(f"data is {describe(data)}: {FORMS}.")
+        tensors = [leaf for leaf in _leaves(data) if isinstance(leaf, Tensor)]
+        if not tensors:
+            raise InputError(EMPTY if not data else f"data is {describe(data)} without any tensor: {FORMS}.")
         sizes = {tuple(tensor.shape[:1]) for tensor in tensors}
         if len(sizes) != 1 or () in sizes:
-            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
+            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
             raise InputError(
                 f"the tensors have the shapes {shapes}: their first dimensions must be equal, one label a sample."
             )
         return len(tensors[0])
-    if isinstance(data, Tensor) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise InputError(f"data is {describe(data)}: {WRAP}, as a Dataset, a DataLoader, one tuple or one mapping.")
+    other = isinstance(data, Tensor | np.ndarray | str | bytes)
+    if other or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise InputError(f"data is {describe(data)}: {FORMS}.")
     return len(data)

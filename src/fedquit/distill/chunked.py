@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedQUIT's loss of a language model in memory that does not grow with the vocabulary.
+"""FedQUIT's loss of a language model a few positions at a time: loss and gradient in one pass (`losses.Rule`).
 
-Logits of N positions and C tokens take N * C numbers, and the plain loss holds about eight such tensors. Here a few
-positions are computed at a time, from the states before the head. The gradient with respect to states and head is
-written in the same pass, since p_student - p_teacher is known as soon as both are: nothing of size N * C is ever kept,
-and nothing is computed twice.
+Logits of N positions and C tokens take N * C numbers, and the plain loss holds about eight such tensors. Where a
+network tells its head and the states before it, `chunked_distillation_loss` computes the logits of a chunk from them,
+and writes the gradients of states and head in the same pass: nothing of size N * C is ever kept, and nothing is
+computed twice. Where the logits are there already, `distillation_in_chunks` adds their gradient, and little more.
 
-Shapes: N positions, D features, C tokens. In a pass, `MAX_NUMBERS / C` positions at a time.
+Shapes: N positions, D features, C tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,21 +20,11 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from fedquit.core.projection import Projection
-from fedquit.distill.losses import LOSSES, log_probabilities
-from fedquit.distill.virtual_teacher import at_least_single, teach
+from fedquit.distill.losses import Rule, of_examples
+from fedquit.distill.virtual_teacher import at_least_single
 
 MAX_NUMBERS = 1 << 20  # logits of student or teacher at a time: 4 MB in float32
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The virtual teacher and the divergence, as `fedquit.distill.losses.distillation_loss` takes them."""
-
-    teacher: str
-    loss: str
-    v: float
-    tau: float
-    k: int
+LARGE = 1 << 24  # logits that are there already: so many are worked on at once
 
 
 def chunked_distillation_loss(
@@ -67,7 +56,40 @@ def chunked_distillation_loss(
         u.flatten(),
         rule,
     )[0]
-    return losses.view(labels.shape).flatten(1).mean(1)
+    return of_examples(losses.view(labels.shape))
+
+
+def distillation_in_chunks(
+    student_logits: Tensor,
+    global_logits: Tensor,
+    labels: Tensor,
+    u: Tensor,
+    rule: Rule,
+    *,
+    large: int = LARGE,
+) -> Tensor:
+    """Return the loss of each example, in little more memory than the logits and their gradient where these are large.
+
+    Up to `large` logits are computed as `distillation_loss` does; beyond, the gradient can be taken once.
+
+    Args:
+        student_logits: `(B, C)`, or `(B, T, C)` for sequences.
+        global_logits: the global model's logits, of the same shape. No gradient flows into them.
+        labels: the true classes, `(B,)` or `(B, T)`.
+        u: uniform numbers in [0, 1) of the labels' shape.
+        rule: the virtual teacher and the divergence.
+        large: how many logits to work on at once, at most.
+
+    Returns:
+        The losses, `(B,)`; of a sequence, the mean over its T positions.
+    """
+    if student_logits.numel() <= large:
+        return of_examples(rule.losses(student_logits, global_logits, labels, u))
+    student, teacher = student_logits.flatten(0, -2), global_logits.detach().flatten(0, -2)  # (N, C)
+    losses: Tensor = LogitDistillation.apply(  # type: ignore[no-untyped-call]
+        student, teacher, labels.flatten(), u.flatten(), rule
+    )
+    return of_examples(losses.view(labels.shape))
 
 
 def _chunks(positions: int, classes: int) -> Iterator[slice]:
@@ -75,19 +97,24 @@ def _chunks(positions: int, classes: int) -> Iterator[slice]:
     return (slice(start, min(start + size, positions)) for start in range(0, positions, size))
 
 
-def _loss_and_gradient(z: Tensor, virtual: Tensor, loss: str) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row (n, C) and its gradient with respect to the student's logits z."""
-    if loss in ("kl", "ce"):
-        student = log_probabilities(z)
-        teacher = log_probabilities(virtual)
-        share = teacher.exp()
-        difference = teacher - student if loss == "kl" else -student
-        return (share * difference).sum(-1), student.exp() - share
-    with torch.enable_grad():
-        leaf = z.detach().requires_grad_()
-        losses = LOSSES[loss](virtual, leaf)
-        (gradient,) = torch.autograd.grad(losses.sum(), leaf)
-    return losses.detach(), gradient
+class LogitDistillation(Function):
+    """The loss of each row of given logits; the gradient is taken in the same pass, so that no chunk is remembered."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, labels: Tensor, u: Tensor, rule: Rule) -> Tensor:  # noqa: ANN401, D102
+        wide = at_least_single(student[:0]).dtype
+        ctx.gradient = torch.empty(student.shape, dtype=wide, device=student.device)
+        ctx.given = student.dtype
+        losses = torch.empty(len(student), dtype=wide, device=student.device)
+        for some in _chunks(*student.shape):
+            part = rule.losses_with_gradient(student[some], teacher[some], labels[some], u[some])
+            losses[some], ctx.gradient[some] = part
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None]:  # noqa: ANN401, D102
+        gradient: Tensor = ctx.gradient.mul_(upstream[0].unsqueeze(-1))
+        return gradient.to(ctx.given), None, None, None, None
 
 
 class TokenDistillation(Function):
@@ -173,9 +200,8 @@ def _computed(
     of_bias = torch.zeros_like(weight[:, 0]) if trained else weight.new_zeros(0)
     for some in _chunks(len(hidden), len(weight)):
         z = at_least_single(functional.linear(hidden[some], weight, bias))  # (n, C)
-        virtual = functional.linear(known[some], known_weight, known_bias)
-        virtual = teach(rule.teacher, virtual, labels[some], u[some], v=rule.v, tau=rule.tau, k=rule.k)
-        losses[some], g = _loss_and_gradient(z, virtual, rule.loss)
+        teacher = functional.linear(known[some], known_weight, known_bias)
+        losses[some], g = rule.losses_with_gradient(z, teacher, labels[some], u[some])
         of_hidden[some] = g.to(weight.dtype) @ weight
         if not trained:
             continue

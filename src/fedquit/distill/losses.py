@@ -14,7 +14,7 @@ are never clipped.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,13 +29,20 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 def kl(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
     """KL(teacher || student), summed over the classes."""
-    teacher = log_probabilities(teacher_logits)
-    return (teacher.exp() * (teacher - log_probabilities(student_logits))).sum(-1)
+    return _kl(log_probabilities(teacher_logits), log_probabilities(student_logits))
+
+
+def _kl(teacher: Tensor, student: Tensor) -> Tensor:
+    return (teacher.exp() * (teacher - student)).sum(-1)
 
 
 def ce(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
     """Cross-entropy of the student under the teacher, summed over the classes."""
-    return -(log_probabilities(teacher_logits).exp() * log_probabilities(student_logits)).sum(-1)
+    return _ce(log_probabilities(teacher_logits), log_probabilities(student_logits))
+
+
+def _ce(teacher: Tensor, student: Tensor) -> Tensor:
+    return -(teacher.exp() * student).sum(-1)
 
 
 def mse(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
@@ -51,6 +58,67 @@ def cosine(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "ce": ce, "mse": mse, "cosine": cosine}
+# From log-probabilities: those whose gradient in the student's logits is p_student - p_teacher.
+_OF_LOG_PROBABILITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": _kl, "ce": _ce}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """FedQUIT's loss: the virtual teacher, and the divergence from it.
+
+    Attributes:
+        teacher: a name from `fedquit.distill.TEACHERS`.
+        loss: a name from `LOSSES`.
+        v: the true logit of the teacher `fixed`.
+        tau: the temperature of the teacher `temperature`.
+        k: how many classes the teacher `topk` keeps.
+    """
+
+    teacher: str
+    loss: str
+    v: float
+    tau: float
+    k: int
+
+    def virtual(self, global_logits: Tensor, labels: Tensor, u: Tensor) -> Tensor:
+        """Return the virtual teacher's logits; no gradient flows through them."""
+        return teach(self.teacher, global_logits.detach(), labels, u, v=self.v, tau=self.tau, k=self.k)
+
+    def losses(self, student_logits: Tensor, global_logits: Tensor, labels: Tensor, u: Tensor) -> Tensor:
+        """Return the loss of each prediction, `(…)`.
+
+        Args:
+            student_logits: `(…, C)`.
+            global_logits: the global model's, `(…, C)`.
+            labels: the true classes, `(…)`.
+            u: uniform numbers in [0, 1), `(…)`, for the teacher `random`.
+        """
+        return LOSSES[self.loss](self.virtual(global_logits, labels, u), student_logits)
+
+    def losses_with_gradient(
+        self, student_logits: Tensor, global_logits: Tensor, labels: Tensor, u: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses of N predictions, `(N,)`, and their gradient in the student's logits, `(N, C)`.
+
+        Both are without a graph: who computes a few predictions at a time keeps nothing of them. Arguments as in
+        `losses`.
+        """
+        virtual = self.virtual(global_logits, labels, u)
+        if self.loss in _OF_LOG_PROBABILITIES:
+            with torch.no_grad():
+                teacher, student = log_probabilities(virtual), log_probabilities(student_logits)
+                losses = _OF_LOG_PROBABILITIES[self.loss](teacher, student)
+                return losses, student.exp_().sub_(teacher.exp_())
+        with torch.enable_grad():
+            leaf = student_logits.detach().requires_grad_()
+            losses = LOSSES[self.loss](virtual, leaf)
+            (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+        return losses.detach(), gradient
+
+
+def of_examples(losses: Tensor) -> Tensor:
+    """Return the loss of each example, `(B,)`, from those of its predictions, `(B,)` or `(B, T)`: their mean."""
+    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
 
 def distillation_loss(
@@ -81,86 +149,5 @@ def distillation_loss(
     Returns:
         The losses, `(B,)`; of a sequence, the mean over its T positions.
     """
-    virtual = teach(teacher, global_logits.detach(), labels, u, v=v, tau=tau, k=k)
-    losses = LOSSES[loss](virtual, student_logits)
-    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-
-
-LARGE = 2**24  # numbers of logits that are worked on at once, at most
-CHUNK = 2**22  # of larger ones, those that are worked on at a time
-
-
-class _RowByRow(torch.autograd.Function):
-    """Losses of rows of logits, some rows at a time; the gradient is taken at once, so that no chunk is remembered."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, losses_of: Callable[[Tensor, slice], Tensor], rows: int) -> Tensor:  # noqa: ANN401
-        wide = at_least_single(logits[:0]).dtype
-        ctx.gradient = torch.empty(logits.shape, dtype=wide, device=logits.device)
-        ctx.given = logits.dtype
-        losses = torch.empty(len(logits), dtype=wide, device=logits.device)
-        for begin in range(0, len(logits), rows):
-            at = slice(begin, begin + rows)
-            part = logits[at].detach().requires_grad_()
-            with torch.enable_grad():
-                some = losses_of(part, at)
-                (ctx.gradient[at],) = torch.autograd.grad(some.sum(), part)
-            losses[at] = some.detach()
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        gradient: Tensor = ctx.gradient.mul_(upstream[0].unsqueeze(-1))
-        return gradient.to(ctx.given), None, None
-
-
-def distillation_in_chunks(
-    student_logits: Tensor,
-    global_logits: Tensor,
-    labels: Tensor,
-    u: Tensor,
-    *,
-    teacher: str,
-    loss: str,
-    v: float,
-    tau: float,
-    k: int,
-    large: int = LARGE,
-    chunk: int = CHUNK,
-) -> Tensor:
-    """As `distillation_loss`, in little more memory than the logits and their gradient where these are large.
-
-    The logits of a language model are (B, T, vocabulary), and the loss on all of them at once needs about eight copies.
-    Up to `large` numbers are computed as `distillation_loss` does; beyond, the gradient can be taken once.
-
-    Args:
-        student_logits: `(B, C)`, or `(B, T, C)` for sequences.
-        global_logits: the global model's logits, of the same shape.
-        labels: the true classes, `(B,)` or `(B, T)`.
-        u: uniform numbers in [0, 1) of the labels' shape.
-        teacher: a name from `fedquit.distill.TEACHERS`.
-        loss: a name from `LOSSES`.
-        v: the true logit of the teacher `fixed`.
-        tau: the temperature of the teacher `temperature`.
-        k: how many classes the teacher `topk` keeps.
-        large: how many numbers of logits to work on at once, at most.
-        chunk: how many of larger ones to work on at a time.
-
-    Returns:
-        The losses, `(B,)`; of a sequence, the mean over its T positions.
-    """
-    if student_logits.numel() <= large:
-        return distillation_loss(
-            student_logits, global_logits, labels, u, teacher=teacher, loss=loss, v=v, tau=tau, k=k
-        )  # fmt: skip
-    flat_teacher = global_logits.detach().flatten(0, -2)
-    flat_labels, flat_u = labels.flatten(), u.flatten()
-
-    def losses_of(part: Tensor, at: slice) -> Tensor:
-        virtual = teach(teacher, flat_teacher[at], flat_labels[at], flat_u[at], v=v, tau=tau, k=k)
-        return LOSSES[loss](virtual, part)
-
-    rows = max(1, chunk // student_logits.shape[-1])
-    flat: Tensor = _RowByRow.apply(student_logits.flatten(0, -2), losses_of, rows)  # type: ignore[no-untyped-call]
-    losses = flat.view(labels.shape)
-    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+    rule = Rule(teacher, loss, v, tau, k)
+    return of_examples(rule.losses(student_logits, global_logits, labels, u))

@@ -53,9 +53,46 @@ def new_optimizer(optimizer: str | NewOptimizer, lr: float) -> OptimizerOf:
         UnknownNameError: for a name that does not exist.
     """
     make = lookup(OPTIMIZERS, optimizer, "optimizer") if isinstance(optimizer, str) else optimizer
+    if isinstance(make, torch.optim.Optimizer):
+        raise InputError(
+            "optimizer is made already, for the parameters of another model: "
+            f"give its class, such as torch.optim.{type(make).__name__}, or a function (parameters, lr) -> optimizer."
+        )
     if not callable(make):
         raise InputError(f"optimizer is a {type(make).__name__}: give a name, a class or a function (parameters, lr).")
-    return lambda parameters: make(parameters, lr=lr) if isinstance(make, type) else make(parameters, lr)
+
+    def made(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        try:
+            optimizer = make(parameters, lr=lr) if isinstance(make, type) else make(parameters, lr)
+        except TypeError as error:
+            raise InputError(
+                f"the optimizer cannot be made: {error}; give a class of torch.optim or a function (parameters, lr)."
+            ) from error
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError(f"optimizer returns a {type(optimizer).__name__}: let it return a torch.optim.Optimizer.")
+        return optimizer
+
+    return made
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that move, by name.
+
+    Raises:
+        InputError: if there is none.
+    """
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not trainable:
+        raise InputError("the model has no parameter that requires a gradient, so nothing can change: thaw some.")
+    return trainable
+
+
+def check_gradient(loss: Tensor) -> None:
+    """Raise an InputError where no gradient leads from a loss to the parameters."""
+    if not loss.requires_grad:
+        raise InputError(
+            "the model's logits have no gradient: leave `detach`, `torch.no_grad` and the like out of its forward."
+        )
 
 
 class Steps:
@@ -70,9 +107,7 @@ class Steps:
     """
 
     def __init__(self, model: nn.Module, make: OptimizerOf) -> None:
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not trainable:
-            raise InputError("the model has no parameter that requires a gradient, so nothing can change: thaw some.")
+        trainable = list(trainable_parameters(model).values())
         self.halves = [(p, nn.Parameter(p.detach().float())) for p in trainable if p.dtype in HALF]
         self.others = [p for p in trainable if p.dtype not in HALF]
         masters = {id(p): master for p, master in self.halves}
@@ -85,13 +120,15 @@ class Steps:
         """Take one step down the gradient of `loss`; one whose gradient overflows float16 is left out.
 
         Raises:
-            NonFiniteError: if ten steps in a row overflow.
+            NonFiniteError: if ten steps in a row overflow, or the rate itself does.
+            InputError: if the loss has no gradient.
         """
+        check_gradient(loss)
         self.taken += 1
         self.optimizer.zero_grad()
         if not self.halves:
             loss.backward()
-            self.optimizer.step()
+            self._step()
             return
         (loss * self.scale).backward()
         for parameter, master in self.halves:
@@ -106,10 +143,18 @@ class Steps:
                 raise NonFiniteError("ten gradients in a row overflow float16: lower the rate, or use bfloat16.")
             return
         self.overflows = 0
-        self.optimizer.step()
+        self._step()
         with torch.no_grad():
             for parameter, master in self.halves:
                 parameter.copy_(master)
+
+    def _step(self) -> None:
+        try:
+            self.optimizer.step()
+        except RuntimeError as error:
+            if "without overflow" in str(error):
+                raise NonFiniteError("the rate is too large for the weights' type: lower it.") from error
+            raise
 
     def _finite(self) -> bool:
         gradients = [parameter.grad for parameter in (*(master for _, master in self.halves), *self.others)]

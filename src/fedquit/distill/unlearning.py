@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,8 +20,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedquit.distill.batches import Batches, Collate, Data, Forward, Labels, Reader, mapped, refuse_probabilities
-from fedquit.distill.losses import LOSSES, distillation_in_chunks
+from fedquit.distill.batches import (
+    Batches,
+    Collate,
+    Data,
+    Forward,
+    Labels,
+    Reader,
+    describe,
+    first_line,
+    mapped,
+    refuse_probabilities,
+)
+from fedquit.distill.chunked import distillation_in_chunks
+from fedquit.distill.losses import LOSSES, Rule
 from fedquit.distill.stepping import NewOptimizer, Steps, new_optimizer
 from fedquit.distill.virtual_teacher import check_labels, checked_options
 from fedquit.errors import InputError, NonFiniteError
@@ -126,11 +139,12 @@ def unlearn(
         UnknownNameError: for a teacher, loss, optimizer or teacher option that does not exist.
         NonFiniteError: if the given model returns, or the student arrives at, NaN or infinity.
     """
-    settings = checked_options(teacher, teacher_options)
+    rule = Rule(teacher, loss, **checked_options(teacher, teacher_options))
     lookup(LOSSES, loss, "loss")
     make = new_optimizer(optimizer, check_rate(lr))
     check_count("epochs", epochs)
     check_count("batch_size", batch_size)
+    check_options(seed, autocast, callback)
     place = place_of(model, device)
 
     generator = torch.Generator().manual_seed(seed)
@@ -154,18 +168,18 @@ def unlearn(
             if not len(targets):
                 return None
         check_labels(targets, global_logits)
-        if not global_logits.isfinite().all():
-            raise NonFiniteError("the given model returns non-finite logits: check its weights and the data.")
+        check_finite_logits(global_logits)
         if not steps.taken:
             refuse_probabilities(global_logits)
         logits = student_logits(reader, student, inputs)
         logits = logits if kept is None else logits[kept]
-        return distillation_in_chunks(logits, global_logits, targets, u, teacher=teacher, loss=loss, **settings)
+        return distillation_in_chunks(logits, global_logits, targets, u, rule)
 
     take_steps(
         steps, losses_of, batches, student, seed=seed, place=place, autocast=autocast, callback=callback,
         title="Unlearning" if progress else "",
     )  # fmt: skip
+    check_taken(steps, ignore_index)
     if not is_finite(student):
         raise NonFiniteError(f"the student's weights are no longer finite after unlearning with lr={lr}: lower it.")
     return as_given(student, model)
@@ -177,13 +191,13 @@ CPU = torch.device("cpu")
 def check_rate(lr: float) -> float:
     """Return a finite rate above 0; raise an InputError for any other."""
     if not is_rate(lr):
-        raise InputError(f"lr is {lr} and has to be a finite number above 0, such as 1e-4.")
+        raise InputError(f"lr is {lr!r} and has to be a finite number above 0, such as 1e-4.")
     return lr
 
 
 def is_rate(lr: object) -> bool:
     """Whether `lr` is a finite number above 0."""
-    return isinstance(lr, int | float) and math.isfinite(lr) and lr > 0
+    return isinstance(lr, numbers.Real) and math.isfinite(lr) and float(lr) > 0
 
 
 def check_count(name: str, count: object) -> None:
@@ -192,22 +206,66 @@ def check_count(name: str, count: object) -> None:
         raise InputError(f"{name} is {count!r} and has to be an integer of at least 1.")
 
 
+def check_options(seed: object, autocast: object, callback: object) -> None:
+    """Raise an InputError for a seed, a type of autocast or a callback that cannot be used."""
+    if not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+        raise InputError(f"seed is {seed!r} and has to be an integer of at most 64 bits.")
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise InputError(f"autocast is {autocast!r}: choose torch.bfloat16, torch.float16 or None.")
+    if callback is not None and not callable(callback):
+        raise InputError(f"callback is {describe(callback)}: give a function that takes a step.")
+
+
+def check_finite_logits(logits: Tensor) -> None:
+    """Raise a NonFiniteError for logits of the given model that are not finite."""
+    if not logits.isfinite().all():
+        raise NonFiniteError("the given model returns non-finite logits: check its weights and the data.")
+
+
+def check_first_logits(logits: Tensor) -> None:
+    """Raise an error for logits, before the first step, that are not finite or that are probabilities."""
+    check_finite_logits(logits)
+    refuse_probabilities(logits)
+
+
+def check_taken(steps: Steps, ignore_index: int) -> None:
+    """Raise an InputError if no batch had a label that counts, so that nothing was learnt."""
+    if not steps.taken:
+        raise InputError(f"every label is {ignore_index}, which is left out: give data with other labels.")
+
+
 def place_of(model: nn.Module, device: torch.device | str | None = None) -> torch.device:
     """The device that is asked for, or that of the model's parameters.
 
     Raises:
-        InputError: for a device that is not there, or a module that cannot be copied.
+        InputError: for a device that is not there, something that is no module, or one that cannot be copied.
     """
-    if isinstance(model, torch.jit.ScriptModule):
-        raise InputError("the model is a TorchScript module, whose parameters cannot be copied: give the nn.Module.")
+    check_module(model)
     if device is None:
         return next((p.device for p in model.parameters() if not p.is_meta), CPU)
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise InputError(f"the device {str(device)!r} is not there: give one that is, such as 'cpu'.") from error
+    if place.type == "meta":
+        raise InputError("the device 'meta' computes nothing: give one that does, such as 'cpu'.")
     return place
+
+
+def check_module(model: object) -> None:
+    """Raise an InputError unless `model` is a module whose parameters can be copied and have a shape."""
+    if isinstance(model, type):
+        raise InputError(f"the model is the class {model.__name__}: give an object of it, with its trained weights.")
+    if not isinstance(model, nn.Module):
+        hint = ", with load_state_dict where you have its weights" if isinstance(model, Mapping) else ""
+        raise InputError(f"the model is {describe(model)}: give an nn.Module{hint}.")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise InputError("the model is a TorchScript module, whose parameters cannot be copied: give the nn.Module.")
+    if isinstance(model, torch.fx.GraphModule) and "train" in vars(model):  # torch.export has replaced it
+        raise InputError("the model was exported, which fixes its training mode: give the nn.Module before its export.")
+    if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+        raise InputError("the model has lazy layers without a shape: let one batch pass through it first.")
 
 
 def copied(model: nn.Module, place: torch.device, *, share_frozen: bool = False) -> nn.Module:
@@ -220,10 +278,18 @@ def copied(model: nn.Module, place: torch.device, *, share_frozen: bool = False)
         share_frozen: whether parameters that are frozen, and on the device already, share memory with the module's.
     """
     tensors = [*model.parameters(), *model.buffers()]
-    if all(tensor.device == place or tensor.is_meta for tensor in tensors):
-        copy_of = copy.deepcopy(model, _frozen_shared(model) if share_frozen else {})
-    else:
-        copy_of = copy.deepcopy(model).to(place)
+    there = all(tensor.device == place or tensor.is_meta for tensor in tensors)
+    try:
+        copy_of = copy.deepcopy(model, _frozen_shared(model) if there and share_frozen else {})
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise InputError(
+            f"the model cannot be copied: {first_line(error)}; give one that copy.deepcopy takes, for example without "
+            "tensors that it has computed."
+        ) from error
+    if not there:
+        copy_of = copy_of.to(place)
     for parameter in copy_of.parameters():
         if parameter.requires_grad or not share_frozen:
             parameter.grad = None

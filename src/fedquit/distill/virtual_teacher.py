@@ -270,13 +270,16 @@ def check_labels(labels: Tensor, logits: Tensor) -> None:
     if not logits.is_floating_point() or logits.dtype not in FLOATS:
         raise InputError(f"logits are {logits.dtype}: give them as float16, bfloat16, float32 or float64.")
     if logits.ndim < 1 or logits.shape[-1] < 2:
-        raise InputError(f"logits have shape {tuple(logits.shape)}: their last dimension must hold at least 2 classes.")
+        raise InputError(
+            f"logits have shape {tuple(logits.shape)}: their last dimension must hold at least 2 classes; "
+            "for one logit z of a binary model, let `forward` return the pair (0, z)."
+        )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InputError(f"labels are {labels.dtype}: give class numbers of an integer type, such as torch.int64.")
     if labels.shape != logits.shape[:-1]:
         raise InputError(
             f"labels have shape {tuple(labels.shape)}, but logits of shape {tuple(logits.shape)} "
-            f"need labels of shape {tuple(logits.shape[:-1])}."
+            f"need labels of shape {tuple(logits.shape[:-1])}: {_shape_advice(labels.shape, logits.shape)}."
         )
     if labels.numel():
         low, high = (int(end) for end in torch.aminmax(labels))
@@ -285,6 +288,19 @@ def check_labels(labels: Tensor, logits: Tensor) -> None:
                 f"labels run from {low} to {high}, but the logits have {logits.shape[-1]} classes: "
                 f"labels must lie in 0..{logits.shape[-1] - 1}."
             )
+
+
+def _shape_advice(labels: torch.Size, logits: torch.Size) -> str:
+    """What to do where labels do not have the shape of logits (…, C) without their classes."""
+    if labels == logits:
+        return "give class numbers, such as labels.argmax(-1) of one-hot rows"
+    if labels[-1:] == (1,) and labels[:-1] == logits[:-1]:
+        return "give labels.squeeze(-1)"
+    if len(logits) > 2 and labels == logits[:1] + logits[2:]:
+        return "give class_dim=1, where the logits have their classes in dimension 1"
+    if labels[:1] != logits[:1]:
+        return "let the model return one row of logits for each example"
+    return "give one class number for each row of logits, or choose the rows that have labels by `forward`"
 
 
 def virtual_logits(logits: Tensor, labels: Tensor, teacher: str = "min", **options: float) -> Tensor:

@@ -29,6 +29,7 @@ from fedquit.core import (
     Split,
     Task,
 )
+from fedquit.core.local_layers import LAYERS
 from fedquit.core.types import parts_of
 from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.data.preprocessing import AS_STORED, Look
@@ -165,12 +166,14 @@ class LocalResult:
 def client_memory(memory: Memory, task: Task | Program, client: ClientId) -> Sent:
     """Return what a task, or any part of a program, needs from a client's own memory, as far as it is there.
 
+    The client's own layers are always needed.
+
     Args:
         memory: What all clients keep, by "client/name".
         task: Its `needs` are the names to look up.
         client: Whose memory is read.
     """
-    needs = dict.fromkeys(name for part in parts_of(task, "all") for name in part.task.needs)
+    needs = dict.fromkeys([LAYERS, *(name for part in parts_of(task, "all") for name in part.task.needs)])
     return {name: memory[key] for name in needs if (key := f"{client}/{name}") in memory}
 
 

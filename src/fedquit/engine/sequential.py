@@ -29,10 +29,12 @@ from fedquit.core import (
     Step,
     Task,
 )
+from fedquit.core.local_layers import LAYERS
 from fedquit.core.params import statistics_of, weights_of
 from fedquit.core.types import RECEIVED, examples_used, is_monitored
 from fedquit.data.federated import FederatedData
 from fedquit.engine.api import Ask, ClientIndices, Examples, LocalResult, client_memory, make_reply
+from fedquit.engine.local_layers import after_visit, at_client, own_layers
 from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
 from fedquit.engine.plan import make_plan, measuring_plan, step_key
 from fedquit.engine.precision import Precision, computing
@@ -58,10 +60,15 @@ def run_visit(
     """
     counts = {split: len(mine.y) for split, mine in examples.items()}
     used = examples_used(ask.parts, counts)
+    layers = own_layers(model, ask, memory)
+    memory = {name: params for name, params in memory.items() if name != LAYERS}
+    ask = at_client(model, ask, layers)
     if isinstance(ask.task, Program):
-        return used, _run_program(model, ask, client, examples, memory)
-    sent = {**ask.sent, **memory}
-    return used, run_client(model, ask.task, examples[ask.split], sent, ask.address.seed_for(client))
+        result = _run_program(model, ask, client, examples, memory)
+    else:
+        sent = {**ask.sent, **memory}
+        result = run_client(model, ask.task, examples[ask.split], sent, ask.address.seed_for(client))
+    return used, after_visit(ask.task, layers, result, used)
 
 
 def _run_program(
@@ -85,7 +92,7 @@ def _run_program(
             start = {**start, **result.answer}
             trained = {**trained, **result.answer}
     answer = result.answer if isinstance(part.task, Measurement) else trained
-    return replace(result, answer=answer, keep=keep, efforts=tuple(efforts))
+    return replace(result, params=start, answer=answer, keep=keep, efforts=tuple(efforts))
 
 
 def _require_model_tensors(part: Part, number: int, result: LocalResult, start: Params, *, last: bool) -> None:

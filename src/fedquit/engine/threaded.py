@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from fedquit.core import ClientId, Memory, Model, Params, Reply, Sent, Split
+from fedquit.core.local_layers import LocalModel
 from fedquit.core.projection import Projection, projection_of
 from fedquit.data.federated import FederatedData
 from fedquit.engine.api import Ask, Examples, LocalResult, client_memory, make_reply
@@ -47,6 +49,25 @@ class ThreadModel:
     def projection(self, params: Params, x: Tensor) -> Projection | None:
         """Return the factors of the logits where the network tells them."""
         return projection_of(self.model, params, x)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all parameters; an AttributeError for a network that does not tell them."""
+        return self._local_model.names
+
+    @property
+    def local_names(self) -> frozenset[str]:
+        """The names of those that stay at the clients."""
+        return self._local_model.local_names
+
+    def first_layers(self, seed: int) -> Params:
+        """Return the local layers of a client that comes for the first time."""
+        with self.generator_lock:
+            return self._local_model.first_layers(seed)
+
+    @property
+    def _local_model(self) -> LocalModel:
+        return cast("LocalModel", self.model)
 
     @property
     def training(self) -> Model | None:

@@ -200,7 +200,7 @@ def study(
         UnknownNameError: for a study, key or name that does not exist.
         StoreError: if `out` holds something else.
     """
-    beside = Path()
+    home = Path()
     recipes: dict[str, Recipe] = {}
     objects: dict[str, Given] = {}
     if isinstance(study, Mapping):
@@ -208,15 +208,13 @@ def study(
         written = read_study(content)
     else:
         written = load_study(str(study))
-        beside = Path(study).parent
+        home = Path(study).parent
     place = Folder.at(out)
     many = str(workers if workers is not None else 1)
     if objects and many != "1":
         raise InputError("objects of this program cannot reach other processes: leave workers out.")
     with at_hand(objects):
-        plan = expand(
-            written, beside=beside, data_dir=_path(data_dir), partitions=_path(partition_dir), recipes=recipes
-        )
+        plan = expand(written, folder=home, data_dir=_path(data_dir), partitions=_path(partition_dir), recipes=recipes)
         outcome = run_study(
             plan,
             place.path,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from fedquit.core.local_layers import completed, separated
+from fedquit.errors import InputError
 from fedquit.report import write_report
 from fedquit.results.comparison import Comparison
 from fedquit.results.folders import RunResults
@@ -68,7 +70,8 @@ class RunResult:
 
     Attributes:
         results: what `results.json` holds, request by request.
-        params: the parameters of the recovered model after the last request to forget.
+        params: the parameters of the recovered model after the last request to forget; where BatchNorm is local, with
+            the layers of each client that stays, under names that begin with `client 0:` and so on.
         clients: the number of each client in the rows, by the name that it was given under; None where the recipe's
             data was used, whose clients have numbers already.
         setup: data, network and engine.
@@ -101,9 +104,24 @@ class RunResult:
         matches = (row for row in self.rows if row["phase"] == phase and row["request"] == request)
         return next(matches, {})
 
-    def model(self) -> nn.Module:
-        """A new module with the recovered model's parameters; what is frozen is as in the federation."""
-        return self.setup.model.module(dict(self.params))
+    def model(self, client: object = None) -> nn.Module:
+        """A new module with the recovered model's parameters; what is frozen is as in the federation.
+
+        Args:
+            client: whose model it is, by name or number, where BatchNorm is local: each client has its own.
+
+        Raises:
+            InputError: if BatchNorm is local and no client that has layers of its own is named.
+        """
+        shared, layers = separated(dict(self.params))
+        if not layers:
+            return self.setup.model.module(shared)
+        number = (self.clients or {}).get(client, client)
+        if not isinstance(number, int) or number not in layers:
+            named = {number: name for name, number in (self.clients or {}).items()}
+            known = ", ".join(repr(named.get(c, c)) for c in layers)
+            raise InputError(f"BatchNorm is local, and each client has a model of its own: name one of {known}.")
+        return self.setup.model.module(completed(self.setup.model, shared, layers[number]))
 
     def to_dict(self) -> dict[str, Any]:
         """What `results.json` holds."""

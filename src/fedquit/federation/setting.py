@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from fedquit.core import ClientId
 from fedquit.data.federated import Dataset
 from fedquit.data.preprocessing import AS_STORED, Preprocessing
-from fedquit.distill.batches import Batches, Data, describe
+from fedquit.distill.batches import IGNORE, Batches, Collate, Data, Labels, Reader, describe, unwrapped
 from fedquit.errors import InputError, RequestError
+from fedquit.models import build_seeded
 from fedquit.running.in_memory import Given, GivenData, GivenModel
 from fedquit.running.recipe import Recipe, Settings, changed, load
 from fedquit.utils.names import unknown
@@ -24,6 +27,7 @@ from fedquit.utils.names import unknown
 OWN = {"data.holdout": 0.2, "recover.control": True}  # where no recipe says otherwise: a verdict, and its control
 
 BATCH = 1024  # examples that are read at a time
+MASK = "attention_mask"  # as Hugging Face names it
 Who = Hashable  # the name of a client, as the mapping of the clients' data has it
 
 
@@ -34,9 +38,13 @@ class Setting:
 
     Args:
         model: a function without arguments that returns a new module with random weights, or the name of a network.
-        clients: each client's training data by its name: a pair of tensors `(inputs, labels)`, or a Dataset or
-            DataLoader of such pairs. A DataLoader's data set is read in its own order, without shuffling, and whole.
+        clients: each client's training data by its name: a pair of tensors `(inputs, labels)`, a mapping of tensors as
+            Hugging Face has it, or a Dataset or DataLoader of such. A DataLoader's data set is read in its own order,
+            without shuffling, and whole. Of a mapping the one entry is taken that the network reads; for a causal
+            language model of Hugging Face its labels are shifted, so that those at a position are of the next token.
         test: the test data; needed with `clients`.
+        labels: the key of the labels in a mapping, or (batch) -> labels; by default `labels` or `label`.
+        collate: makes a batch of a list of a dataset's samples; by default torch's. A DataLoader has its own.
         classes: the number of classes; else one more than the largest label.
         preprocessing: of inputs that are bytes, such as `fedquit.data.Pixels`.
         recipe: a packaged recipe, a .toml file or a `Recipe`, for training, method, recovery and evaluation; else the
@@ -54,6 +62,8 @@ class Setting:
         clients: Mapping[Any, Data] | None = None,
         test: Data | None = None,
         *,
+        labels: Labels | None = None,
+        collate: Collate | None = None,
         classes: int | None = None,
         preprocessing: Preprocessing = AS_STORED,
         recipe: str | Path | Recipe | None = None,
@@ -66,7 +76,8 @@ class Setting:
             if test is None:
                 raise InputError("the clients' data is given and no test data: give test=… as well.")
             self.ids = {name: number for number, name in enumerate(clients)}
-            data = _joined(clients, test, classes, preprocessing)
+            reading = _Reading.of(build_seeded(model, seed=0) if callable(model) else None, labels, collate)
+            data = _joined(clients, test, classes, preprocessing, reading)
             name = data.name
             objects[name] = data
             keys |= {"data.name": name, "data.options": {}, "data.partition": "file", "data.partition_file": ""}
@@ -140,20 +151,103 @@ def _client_number(name: object) -> ClientId | None:
         return None
 
 
-def _joined(clients: Mapping[Any, Data], test: Data, classes: int | None, preprocessing: Preprocessing) -> GivenData:
+class _AnyNetwork(nn.Module):
+    """Stands for a network that a recipe names: it takes what it is given."""
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How the clients' data becomes pairs of tensors.
+
+    Attributes:
+        reader: splits a batch into inputs and labels, as for one model.
+        first: the input that the network takes first; None where any will do.
+        shifts: whether labels in a mapping are those of the same position, and the network predicts the next.
+        collate: makes a batch of samples.
+    """
+
+    reader: Reader
+    first: str | None
+    shifts: bool
+    collate: Collate | None
+
+    @classmethod
+    def of(cls, network: nn.Module | None, labels: Labels | None, collate: Collate | None) -> _Reading:
+        module = _AnyNetwork() if network is None else network
+        reader = Reader(module, labels=labels, shift=False)
+        names = list(inspect.signature(unwrapped(module).forward).parameters)
+        first = names[0] if network is not None and reader.keys is not None and names else None
+        return cls(reader, first, Reader(module).shift, collate)
+
+    def pairs(self, data: Data, whose: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of somebody's data, in their order, as pairs of tensors."""
+        for batch in Batches(data, 1, BATCH, collate=self.collate):
+            try:
+                inputs, labels = self.reader.split(batch)
+            except InputError as error:
+                raise InputError(f"the data of {whose}: {error}") from error
+            x = self._only(inputs, whose)
+            if isinstance(batch, Mapping) and self.shifts:
+                if labels.ndim != 2 or labels.shape != x.shape[:2]:
+                    raise InputError(
+                        f"the data of {whose} has inputs of shape {tuple(x.shape)} and labels of shape "
+                        f"{tuple(labels.shape)}: a causal language model needs a label for each token."
+                    )
+                x, labels = x[:, :-1], labels[:, 1:]
+            if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+                raise InputError(f"the labels of {whose} are {labels.dtype}: give class numbers of an integer type.")
+            if bool((labels == IGNORE).any()):
+                raise InputError(
+                    f"labels of {whose} are {IGNORE}, which a federation cannot leave out: "
+                    "cut texts to one length without padding, and give every position its label."
+                )
+            yield x, labels
+
+    def _only(self, inputs: object, whose: str) -> Tensor:
+        """The one tensor among inputs that a network of a federation reads."""
+        if isinstance(inputs, Mapping):
+            named = dict(inputs)
+            mask = named.pop(MASK, None) if len(named) > 1 else None
+            if isinstance(mask, Tensor) and not bool((mask == 1).all()):
+                raise InputError(
+                    f"the {MASK} of {whose} hides positions, and a federation gives a network one tensor: "
+                    "let its forward make the mask from the tokens, and leave the entry out."
+                )
+            inputs = list(named.values())
+            if len(named) == 1 and self.first is not None and self.first not in named:
+                raise InputError(
+                    f"the data of {whose} has the input {next(iter(named))!r}, and the network takes {self.first!r} "
+                    "first: let the two have the same name."
+                )
+        if isinstance(inputs, tuple | list) and len(inputs) == 1:
+            inputs = inputs[0]
+        if isinstance(inputs, Tensor):
+            return inputs
+        raise InputError(
+            f"the data of {whose} has the inputs {describe(inputs)}: a federation gives a network one tensor; "
+            "join them into one that its forward takes apart."
+        )
+
+
+def _joined(
+    clients: Mapping[Any, Data], test: Data, classes: int | None, preprocessing: Preprocessing, reading: _Reading
+) -> GivenData:
     """All clients' examples in one data set, client after client."""
     if len(clients) < 2:
         raise InputError(f"there is data of {len(clients)} clients: a federation has at least two.")
-    pairs = [_tensors(data, f"client {name!r}") for name, data in clients.items()]
-    test_x, test_y = _tensors(test, "the test set")
+    pairs = [_tensors(data, f"client {name!r}", reading) for name, data in clients.items()]
+    test_x, test_y = _tensors(test, "the test set", reading)
     shapes = {tuple(x.shape[1:]) for x, _ in (*pairs, (test_x, test_y))}
     if len(shapes) > 1:
         raise InputError(f"examples have the shapes {sorted(shapes)}: those of all clients and of the test are alike.")
-    labels = torch.cat([y for _, y in pairs]).long()
+    labels = torch.cat([y for _, y in pairs])
     if classes is None:
         classes = int(max(labels.max(), test_y.max())) + 1
     inputs = torch.cat([x for x, _ in pairs])
-    dataset = Dataset(inputs, labels, test_x, test_y.long(), classes, preprocessing)
+    dataset = Dataset(inputs, labels, test_x, test_y, classes, preprocessing)
     parts: dict[ClientId, Tensor] = {}
     begin = 0
     for number, (x, _) in enumerate(pairs):
@@ -162,26 +256,18 @@ def _joined(clients: Mapping[Any, Data], test: Data, classes: int | None, prepro
     return GivenData(dataset, parts)
 
 
-def _tensors(data: Data, whose: str) -> tuple[Tensor, Tensor]:
+def _tensors(data: Data, whose: str, reading: _Reading) -> tuple[Tensor, Tensor]:
     """All examples of a data set as a pair of tensors, in their order."""
-    inputs: list[Tensor] = []
-    labels: list[Tensor] = []
     data = _in_order(data, whose) if isinstance(data, DataLoader) else data
-    for batch in Batches(data, 1, BATCH):
-        pair = isinstance(batch, tuple | list) and len(batch) == 2
-        if not pair or not all(isinstance(part, Tensor) for part in batch):
-            raise InputError(
-                f"the data of {whose} gives {describe(batch)}: a federation trains on pairs of tensors "
-                "(inputs, labels); wrap the data so that it gives them."
-            )
-        inputs.append(batch[0])
-        labels.append(batch[1])
+    pairs = list(reading.pairs(data, whose))
+    inputs = [x for x, _ in pairs]
+    labels = [y for _, y in pairs]
     shapes = {(tuple(x.shape[1:]), tuple(y.shape[1:])) for x, y in zip(inputs, labels, strict=True)}
     if len(shapes) > 1:
         raise InputError(
             f"batches of {whose} have examples and labels of the shapes {sorted(shapes)}: pad all to the same."
         )
-    if not _reads_again(data, (inputs[0], labels[0])):
+    if not _reads_again(data, pairs[0], reading):
         raise InputError(
             f"the data of {whose} differs from one reading to the next: give the examples without random augmentation "
             "and in a fixed order."
@@ -189,10 +275,10 @@ def _tensors(data: Data, whose: str) -> tuple[Tensor, Tensor]:
     return torch.cat(inputs).cpu(), torch.cat(labels).cpu()
 
 
-def _reads_again(data: Data, first: tuple[Tensor, Tensor]) -> bool:
+def _reads_again(data: Data, first: tuple[Tensor, Tensor], reading: _Reading) -> bool:
     """Whether another reading begins with the same batch."""
     try:
-        again = next(iter(Batches(data, 1, BATCH)))
+        again = next(reading.pairs(data, "anybody"))
     except InputError:  # nothing is left of it
         return False
     pairs = list(zip(first, again, strict=True))

@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 from fedquit.audit.canaries import NATURAL, fields_of
 from fedquit.audit.scores import score_examples
 from fedquit.core import Model, Reply, Split
+from fedquit.core.local_layers import is_layers_key
 from fedquit.core.params import placed
 from fedquit.engine import Examples, client_memory, make_reply, run_visit
 from fedquit.errors import FedquitError, InputError
@@ -282,6 +283,22 @@ class _Client:
         return counts
 
 
+def _clear(memory: Path, *, stays: bool) -> None:
+    """Delete what methods stored at the client, which was computed with the forgotten data.
+
+    Args:
+        memory: the directory, with one below it for each federation.
+        stays: whether the client gave up samples only: then its own layers, which have been unlearned, stay.
+    """
+    if not memory.exists():
+        return
+    if not stays:
+        shutil.rmtree(memory)
+        return
+    for folder in memory.iterdir():
+        DiskMemory(folder).purge(lambda key: not is_layers_key(key))
+
+
 def _settle(outbox: Outbox, verdicts: Mapping[str, str], memory: Path, canaries: HomeCanaries) -> tuple[str, ...]:
     """Write the server's verdicts to the outbox, and delete the client's memory when a request has been served.
 
@@ -300,8 +317,7 @@ def _settle(outbox: Outbox, verdicts: Mapping[str, str], memory: Path, canaries:
             continue
         entry = entries[request]
         if verdict == "served" and entry.status != "served":  # before the outbox says so: a crash lets it be done again
-            if memory.exists():
-                shutil.rmtree(memory)
+            _clear(memory, stays=entry.kind == "samples")
             if entry.kind == "client":
                 canaries.forget()
         outbox.settle(request, verdict)

@@ -181,7 +181,7 @@ class ImpatientClock:
 
     @property
     def clock(self) -> Clock:
-        """As the server takes it."""
+        """The two functions as a `Clock`, which `serve` takes."""
         return Clock(self.now, self.sleep)
 
 

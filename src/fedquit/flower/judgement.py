@@ -30,11 +30,9 @@ from torch import Tensor
 
 from fedquit.core import (
     ClientId,
-    Federation,
     Local,
     Measurement,
     Memory,
-    Model,
     Params,
     Program,
     Reply,
@@ -43,6 +41,7 @@ from fedquit.core import (
 )
 from fedquit.core.params import dot, norm, sub
 from fedquit.core.types import is_monitored
+from fedquit.core.wrapper import FederationWrapper
 from fedquit.engine import Ask
 from fedquit.errors import FedquitError
 
@@ -336,28 +335,12 @@ class DilutedError(FedquitError):
 
 
 @dataclass
-class Witness:
+class Witness(FederationWrapper):
     """A federation that remembers what the clients of a request answered in a round, to see whose answer lasts."""
 
-    inner: Federation
     leaving: Collection[ClientId]
     replies: list[Reply] = field(default_factory=list)  # of clients that leave
     others: bool = False  # whether anybody else was asked: the model is then not theirs alone
-
-    @property
-    def model(self) -> Model:
-        """The network that everybody trains."""
-        return self.inner.model
-
-    @property
-    def clients(self) -> tuple[ClientId, ...]:
-        """Who can be asked now."""
-        return self.inner.clients
-
-    @property
-    def seed(self) -> int:
-        """For what the server itself draws."""
-        return self.inner.seed
 
     def run(
         self, task: Task | Program, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params
@@ -368,10 +351,6 @@ class Witness:
             if reply.client in self.leaving:
                 self.replies.append(reply)
             yield reply
-
-    def run_at_server(self, task: Task, **sent: Params) -> Params:
-        """Do a task on the server's own public data."""
-        return self.inner.run_at_server(task, **sent)
 
     def require_lasting(self, before: Params, after: Params) -> None:
         """Raise `DilutedError` where the model holds too little of what one of the clients did.

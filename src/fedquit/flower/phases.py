@@ -69,7 +69,7 @@ class ServerParts:
 
 @dataclass
 class _Stage:
-    """One phase at work."""
+    """The session, meter, memory and state file of the phase at hand."""
 
     session: Session
     fed: Metered
@@ -143,6 +143,8 @@ class Phases:
             self._gather(stage)
             self._intake.begin_round()
             with self._round(stage):
+                if phase.served and not lifecycle.has_been_trained(state):  # the model before was withdrawn
+                    lifecycle.give_up_layers(stage.fed, stage.session.present)
                 after = hooks.round(stage.fed, state, self._training, stage.session.present)
             self._roster.note(stage.examples, stage.engine.said)
             lifecycle.require_usable(after, state, f"phase {phase.name!r}")

@@ -224,8 +224,8 @@ class Presence:
             client = clients.get(node)
             verdicts = dict(self.verdicts(client)) if client is not None else {}
             received = wire.receipts_to_body(self.receipts(client)) if client is not None else {}
-            told = {"verdicts": verdicts, "received": received, "federation": self.federation}
-            messages.append(OutgoingMessage(node, wire.QUERY, wire.body_to_records(told)))
+            question = {"verdicts": verdicts, "received": received, "federation": self.federation}
+            messages.append(OutgoingMessage(node, wire.QUERY, wire.body_to_records(question)))
         for message, reply in self.transport.exchange(messages, self.timeout):
             try:
                 if isinstance(reply, str):

@@ -55,7 +55,7 @@ class Member:
 
     @property
     def standing(self) -> str:
-        """What its history ends with."""
+        """The last word of its history: why it takes part, or no more."""
         return self.history[-1][0] if self.history else JOINED
 
     @property

@@ -27,6 +27,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedquit.core import ClientId, Params, State
+from fedquit.core.local_layers import local_names, shared_part
 from fedquit.core.method import require_covered
 from fedquit.core.params import fingerprint
 from fedquit.engine import Address
@@ -130,8 +131,14 @@ class _Server:
             raise InputError(f"{config.method_name} needs data of the server's own: give `public` to serve().")
         self.config = config
         model = functional(make_model)  # type: ignore[arg-type]
-        self.initial = model.init(Address(config.run_seed, "init").seed_for("server"))
-        require_covered(config.build_method(), self.initial)
+        whole = model.init(Address(config.run_seed, "init").seed_for("server"))
+        require_covered(config.build_method(), model, whole)
+        self.initial = shared_part(model, whole)
+        if config.audit and local_names(model):
+            raise InputError(
+                "fedquit.audit sends a client two whole models, which the server does not have where BatchNorm is "
+                "local: set fedquit.audit to false, or average BatchNorm."
+            )
         self.clock = clock
         self.folder = StateFolder(state, self.say)
         self.ledger = Ledger(state, {"seed": config.run_seed, "network": fingerprint(self.initial)}, self.say)

@@ -168,6 +168,6 @@ class TwinStateFile(StateFile):
         return None
 
     def delete(self) -> None:
-        """Delete both."""
+        """Delete the file and its second copy."""
         self.path.unlink(missing_ok=True)
         self.copy.path.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ class Retrain(Method):
 
     recovers = False
     recalibrates = False  # it trains anew, and its statistics with it
+    begins_anew = True
     knobs = ()  # it is what the others are measured against
 
     def rounds(self, trained: Trained, request: Request) -> int:

@@ -44,6 +44,7 @@ class FedEraser(Method):
 
     presets = {"authors": {"interval": 2, "calibrate": "mean"}}  # noqa: RUF012 - a ClassVar of the base
     recovers = False
+    begins_anew = True
     training_fields = ("interval", "store")
     knobs = (Knob("calibration", 0.1, 1.0), Knob("interval", 1, 10))
 

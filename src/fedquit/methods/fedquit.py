@@ -19,8 +19,8 @@ from fedquit.core import Batch, ClientId, Federation, Local, Model, Params, Requ
 from fedquit.core.method import Knob, Method
 from fedquit.core.params import mean
 from fedquit.core.projection import projection_of
-from fedquit.distill.chunked import Rule, chunked_distillation_loss
-from fedquit.distill.losses import LOSSES, distillation_loss
+from fedquit.distill.chunked import chunked_distillation_loss
+from fedquit.distill.losses import LOSSES, Rule, of_examples
 from fedquit.distill.virtual_teacher import DEFAULTS, TEACHERS, checked_options
 from fedquit.utils.names import lookup
 
@@ -39,15 +39,14 @@ class Distill(Task):
 
     def loss(self, model: Model, params: Params, sent: Sent, batch: Batch) -> Tensor:
         """Lines 5 to 13: student and global model on the batch, the true class lowered, and the divergence."""
+        rule = Rule(self.teacher, self.divergence, self.v, self.tau, self.k)
         student = projection_of(model, params, batch.x)
         teacher = projection_of(model, sent["start"], batch.x) if student else None
         if student and teacher:  # a language model: a few positions at a time
-            chunked = Rule(self.teacher, self.divergence, self.v, self.tau, self.k)
-            return chunked_distillation_loss(student, teacher, batch.y, batch.u, chunked)
+            return chunked_distillation_loss(student, teacher, batch.y, batch.u, rule)
         z_s = model(params, batch.x)
         z_g = model(sent["start"], batch.x)  # the global model as it was received: no second download
-        rule = {"teacher": self.teacher, "v": self.v, "tau": self.tau, "k": self.k}
-        return distillation_loss(z_s, z_g, batch.y, batch.u, loss=self.divergence, **rule)  # type: ignore[arg-type]
+        return of_examples(rule.losses(z_s, z_g, batch.y, batch.u))
 
 
 @dataclass(frozen=True)

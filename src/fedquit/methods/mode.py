@@ -38,6 +38,7 @@ class MoDe(Method):
     retained_lr: float = 5e-4
     target_lr: float = 0.0
 
+    refuses_local_layers = "it trains a second model beside the global one, and a client keeps the BatchNorm of one"
     presets = {"swapped": {"retained_lr": 0.0, "target_lr": 5e-4}}  # noqa: RUF012 - a ClassVar of the base
     knobs = (
         Knob("unlearning_rounds", 1, 20),

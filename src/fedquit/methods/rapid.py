@@ -24,6 +24,7 @@ class RapidRetraining(Method):
     optimizer: str = "adam"  # moments of the squared gradient: the diagonal of the empirical Fisher information
 
     recalibrates = False  # it trains anew, and its statistics with it
+    begins_anew = True
     presets = {"adahessian": {"optimizer": "adahessian"}}  # noqa: RUF012 - a ClassVar of the base
     knobs = (Knob("retraining_rounds", 1, 200), Knob("lr", 1e-4, 1e-1))
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +35,11 @@ from fedquit.models.mit import mit_b0
 from fedquit.models.randomness import random_states, sources_drawn_from
 from fedquit.models.resnet import resnet18
 from fedquit.models.small import cnn, mlp
-from fedquit.utils.names import imported, lookup, refuse_unknown_options
+from fedquit.utils.names import imported, lookup, refuse_unknown_options, unknown
 
 __all__ = ["MODELS", "FunctionalModel", "load_model", "refuse_unsuitable"]
+
+BatchNormMode = Literal["averaged", "local"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
@@ -61,32 +63,72 @@ class FunctionalModel:
         build: makes the module; its random initialisation depends on torch's generator alone.
         dtype: of the parameters, float32 or float64.
         look: how examples that are stored as bytes are preprocessed.
+        batchnorm: whether BatchNorm's parameters and statistics are `averaged` like all others, or `local`: each
+            client's own, as in FedBN (`fedquit.core.local_layers`).
 
     Raises:
-        InputError: for a module that a federation cannot train and unlearn faithfully.
+        InputError: for a module that a federation cannot train and unlearn faithfully, or for local BatchNorm in a
+            network that has none.
     """
 
     build: Callable[[], nn.Module]
     dtype: torch.dtype = torch.float32
     look: Preprocessing = AS_STORED
+    batchnorm: BatchNormMode = "averaged"
     _module: nn.Module = field(init=False, repr=False, compare=False)  # lends its forward, never its weights
     _training: nn.Module | None = field(init=False, repr=False, compare=False)  # the same in training mode
     _settled: bool = field(init=False, repr=False, compare=False)  # whether `_training` is known to be needed or not
     _constants: dict[tuple[torch.device, torch.dtype], Params] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _local_names: frozenset[str] = field(init=False, repr=False, compare=False)
+    _names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _first_layers: dict[int, Params] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.batchnorm not in get_args(BatchNormMode):
+            raise unknown("way to treat BatchNorm", self.batchnorm, get_args(BatchNormMode))
         if not self.dtype.is_floating_point:
             raise InputError(f"a model cannot have parameters of {self.dtype}: take torch.float32 or torch.float64.")
         module = build_seeded(self.build, seed=0)
         refuse_unsuitable(module)  # in the numbers it came in: another dtype would hide what is complex or shared
         module = _without_counters(module.to(self.dtype))
+        object.__setattr__(self, "_names", tuple(_travelling(module)))
+        object.__setattr__(self, "_local_names", self._batchnorm_names(module))
         known = all(map(_is_known, module.modules()))
         stateless = known and not any(map(_trains_differently, module.modules()))
         object.__setattr__(self, "_training", None if stateless else _in_training_mode(module))
         object.__setattr__(self, "_settled", known)
         object.__setattr__(self, "_module", _without_randomness(module))
+
+    def _batchnorm_names(self, module: nn.Module) -> frozenset[str]:
+        """Return the names of what stays at the clients."""
+        if self.batchnorm == "averaged":
+            return frozenset()
+        layers = [name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)]
+        names = frozenset(n for n in self._names if n.rpartition(".")[0] in layers)
+        if not names:
+            raise InputError("the model has no BatchNorm to keep at the clients: leave model.batchnorm out.")
+        if len(names) == len(self._names):
+            raise InputError("all that is trained is BatchNorm: with model.batchnorm = 'local' nothing would travel.")
+        return names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all parameters, in the order of `init`."""
+        return self._names
+
+    @property
+    def local_names(self) -> frozenset[str]:
+        """The names of BatchNorm's parameters and statistics where they are local; else none."""
+        return self._local_names
+
+    def first_layers(self, seed: int) -> Params:
+        """Return the local BatchNorm of a client that comes for the first time, as `init` gives it with this seed."""
+        if seed not in self._first_layers:
+            fresh = self.init(seed) if self._local_names else {}
+            self._first_layers[seed] = {n: p for n, p in fresh.items() if n in self._local_names}
+        return self._first_layers[seed]
 
     def signature(self) -> str:
         """Return the layers as text, with a hash of what is frozen; it enters the key of the training cache."""
@@ -316,6 +358,7 @@ def load_model(
     *,
     dtype: torch.dtype = torch.float32,
     look: Preprocessing = AS_STORED,
+    batchnorm: BatchNormMode = "averaged",
     **options: object,
 ) -> FunctionalModel:
     """Load a network as a function of its parameters.
@@ -327,6 +370,7 @@ def load_model(
         classes: the number of classes, C.
         dtype: of the parameters.
         look: how examples that are stored as bytes are preprocessed; see `Dataset.look`.
+        batchnorm: `averaged`, or `local` for BatchNorm of each client's own; see `FunctionalModel`.
         options: keyword arguments of the network's factory.
 
     Returns:
@@ -340,7 +384,7 @@ def load_model(
     if not callable(factory):
         raise InputError(f"model {name!r} is not a function: name one that takes (input_shape, classes, **options).")
     refuse_unknown_options(f"model {name!r}", factory, options, skip=2)
-    return FunctionalModel(partial(factory, tuple(input_shape), classes, **options), dtype, look)
+    return FunctionalModel(partial(factory, tuple(input_shape), classes, **options), dtype, look, batchnorm)
 
 
 def refuse_unsuitable(module: nn.Module) -> None:

@@ -93,7 +93,7 @@ class Series:
 
     @property
     def mean(self) -> float:
-        """Over the targets."""
+        """The mean of the targets' values."""
         return fmean(self.by_target.values())
 
     @property
@@ -103,7 +103,7 @@ class Series:
 
     @property
     def targets(self) -> int:
-        """How many."""
+        """The number of targets."""
         return len(self.by_target)
 
 

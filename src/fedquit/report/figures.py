@@ -615,9 +615,9 @@ def over_rates(sweep: Mapping[str, Any], name: str, margin: float | None = None)
     words = []
     for rate in ([before] if before else []) + rates:
         lr = number(rate.get("lr"))
-        told = [f"{word} {percent(number(rate.get(key)))}" for key, word in kinds.items()]
+        levels = [f"{word} {percent(number(rate.get(key)))}" for key, word in kinds.items()]
         words.append(
-            f"{f'Rate {lr:g}' if lr else 'Before'}: {', '.join(told)}, AUC {fixed(number(rate.get('auc')), 3)}."
+            f"{f'Rate {lr:g}' if lr else 'Before'}: {', '.join(levels)}, AUC {fixed(number(rate.get('auc')), 3)}."
         )
     return Drawn(
         "By unlearning rate",

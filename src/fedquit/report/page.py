@@ -134,8 +134,8 @@ def _first(groups: Sequence[MethodGroup], sweeps: Sequence[Mapping[str, Any]]) -
 
 def _paths(groups: Sequence[MethodGroup]) -> list[Drawn]:
     """The rounds of several methods, or of one beside its control; a run alone has its own figure."""
-    beside = any(request.natural_path for group in groups for request in group.requests)
-    return figures.over_rounds(groups, "paths-drawn") if len(groups) > 1 or beside else []
+    has_control = any(request.natural_path for group in groups for request in group.requests)
+    return figures.over_rounds(groups, "paths-drawn") if len(groups) > 1 or has_control else []
 
 
 def _names(runs: Sequence[RunResults]) -> dict[RunResults, str]:

@@ -343,8 +343,10 @@ class BundleReader:
         stamp = tuple(_stamp(each) for each in (path, path.with_suffix(".safetensors")))
         if path not in self._known or self._known[path][0] != stamp:
             stored = _json(path)
-            is_reference = isinstance(stored, dict) and stored.get("kind") == KIND
-            self._known[path] = (stamp, _reference(path, stored) if is_reference else None)
+            reference = None
+            if isinstance(stored, dict) and stored.get("kind") == KIND:
+                reference = _reference(path, stored)
+            self._known[path] = (stamp, reference)
         return self._known[path][1]
 
 
@@ -466,8 +468,8 @@ def _check_shapes(reference: Reference) -> None:
         for name, (shape, types) in wanted.items():
             part = file.get_slice(name)
             if part.get_shape() != shape or part.get_dtype() not in types:
-                found = f"{part.get_dtype()} of shape {part.get_shape()}"
-                raise _damaged(path, f"{name} is {found} and should be {types[0]} of shape {shape}")
+                actual = f"{part.get_dtype()} of shape {part.get_shape()}"
+                raise _damaged(path, f"{name} is {actual} and should be {types[0]} of shape {shape}")
 
 
 def _opened(path: Path) -> Any:  # noqa: ANN401 - safetensors has no type for it

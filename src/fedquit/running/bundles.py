@@ -148,7 +148,7 @@ class BundledRetrain:
         recorded = self.reference.row(recipe.request[0].clients)
         return retrain_from(self.reference, self.left_empty(recipe, recorded), (), {})
 
-    def told(self, recipe: Recipe, evaluation: Evaluation, row: Row, original: Row) -> dict[str, Any]:
+    def provenance(self, recipe: Recipe, evaluation: Evaluation, row: Row, original: Row) -> dict[str, Any]:
         """The field `retrain_from` of the results.
 
         Args:
@@ -247,7 +247,7 @@ def require_one_request(recipe: Recipe) -> None:
     """Refuse a recipe whose Retrain cannot come from a bundle.
 
     Raises:
-        InputError: It has several events, canaries or a backdoor.
+        InputError: It has several events, canaries, a backdoor or local BatchNorm.
     """
     if [event.kind for event in recipe.request] != ["forget"]:
         raise InputError(
@@ -258,6 +258,11 @@ def require_one_request(recipe: Recipe) -> None:
         raise InputError(
             "canaries and backdoors change the data of the clients that leave, so that no bundle fits: set "
             "audit.canaries = 0 and evaluate.backdoor = 0, or leave --retrain-from out."
+        )
+    if recipe.model.batchnorm == "local":
+        raise InputError(
+            "a bundle holds what one model says of all examples, and with local BatchNorm each client has its own: set "
+            "model.batchnorm = 'averaged', or train Retrain without a bundle."
         )
 
 

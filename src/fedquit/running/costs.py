@@ -11,8 +11,6 @@ from fedquit.core import (
     SERVER,
     ClientId,
     Effort,
-    Federation,
-    Model,
     Params,
     Part,
     Program,
@@ -24,6 +22,7 @@ from fedquit.core import (
 )
 from fedquit.core.params import nbytes
 from fedquit.core.types import RECEIVED, parts_of
+from fedquit.core.wrapper import FederationWrapper
 
 
 @dataclass(frozen=True)
@@ -70,28 +69,12 @@ class RepliesAtServer(Protocol):
 
 
 @dataclass
-class Metered:
+class Metered(FederationWrapper):
     """Any federation, with every byte and every pass counted. A method cannot tell."""
 
-    inner: Federation
     stored: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes kept at the server and at the clients
     work: Work | None = None
     costs: Costs = Costs()
-
-    @property
-    def model(self) -> Model:
-        """The network that everybody trains."""
-        return self.inner.model
-
-    @property
-    def clients(self) -> tuple[ClientId, ...]:
-        """The clients that can be asked now."""
-        return self.inner.clients
-
-    @property
-    def seed(self) -> int:
-        """For what the server itself draws."""
-        return self.inner.seed
 
     def run(
         self, task: Task | Program, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params

@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedquit.core import Batch, Local, Measurement, Model, Params, Sent, Task
+from fedquit.core.local_layers import with_layers
 from fedquit.core.params import statistics_of, weights_of
+from fedquit.engine.local_layers import first_layers
 from fedquit.engine.optim import OPTIMIZERS
 from fedquit.engine.training import measuring
 from fedquit.errors import FedquitError
@@ -115,7 +117,7 @@ def step_flops(model: Model, task: Task, sent: Sent, shape: Shape, batch_size: i
     Args:
         model: the network.
         task: what the client does.
-        sent: the named sets of parameters that the client received.
+        sent: the named sets of parameters that the client received; it completes them with layers of its own.
         shape: of one example.
         batch_size: examples in the step.
 
@@ -123,6 +125,8 @@ def step_flops(model: Model, task: Task, sent: Sent, shape: Shape, batch_size: i
         Floating-point operations.
     """
     sent = {name: _on_cpu(params) for name, params in sent.items()}
+    layers = first_layers(model, 0)
+    sent = with_layers(model, sent, layers) if layers else sent
     try:
         return _counted(model, task, sent, shape, batch_size)
     except (FedquitError, KeyError):

@@ -95,8 +95,8 @@ def given_data(name: str) -> GivenData | None:
     Raises:
         InputError: if the object is not at hand.
     """
-    found = _found(name)
-    return found if isinstance(found, GivenData) else None
+    given = _object_named(name)
+    return given if isinstance(given, GivenData) else None
 
 
 def given_model(name: str) -> GivenModel | None:
@@ -105,11 +105,11 @@ def given_model(name: str) -> GivenModel | None:
     Raises:
         InputError: if the object is not at hand.
     """
-    found = _found(name)
-    return found if isinstance(found, GivenModel) else None
+    given = _object_named(name)
+    return given if isinstance(given, GivenModel) else None
 
 
-def _found(name: str) -> Given | None:
+def _object_named(name: str) -> Given | None:
     if not is_in_memory(name):
         return None
     if name not in _AT_HAND.get():

@@ -26,6 +26,7 @@ This module decides; it opens no file and asks no client. Who drives it stores t
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,7 +35,6 @@ from fedquit.core import (
     ClientId,
     Federation,
     Memory,
-    Model,
     Params,
     Part,
     Program,
@@ -47,9 +47,11 @@ from fedquit.core import (
     Training,
 )
 from fedquit.core.fedavg import cohort, fedavg
+from fedquit.core.local_layers import BeginAnew, is_layers_key, local_names
 from fedquit.core.method import Method, is_of
 from fedquit.core.params import require_finite, require_same_shapes, statistics_of
 from fedquit.core.recalibration import recalibrated
+from fedquit.core.wrapper import FederationWrapper
 from fedquit.errors import (
     AbsentClientError,
     FedquitError,
@@ -429,20 +431,39 @@ def unlearning_round(method: Method, fed: Federation, state: State, trained: Tra
     """One round of the unlearning by the method that serves the request.
 
     After the last one, clients that stay measure BatchNorm's statistics anew on retained data, where the model has any.
+    Where BatchNorm is local, all of them do, and before the first round of a method that begins anew they give up the
+    layers of their own that belong to the old model.
 
     Raises:
         NonFiniteError: the round's result holds NaN or infinity.
         UnusableModelError: the round's result has other parameters than the model, or other shapes.
     """
+    local = bool(local_names(fed.model))
+    if method.begins_anew and state.round == 0:
+        give_up_layers(fed, request.stay(fed.clients), "retain")
     after = method.unlearn(fed, state, trained, request)
     require_usable(after, state, "unlearning")
-    if method.recalibrates and statistics_of(after.params) and after.round == method.rounds(trained, request):
+    has_statistics = local or statistics_of(after.params)
+    if method.recalibrates and has_statistics and after.round == method.rounds(trained, request):
         training = trained.training
-        stay = cohort(request.stay(fed.clients), training.clients_per_round, fed.seed)
+        stay = request.stay(fed.clients)
+        stay = stay if local else cohort(stay, training.clients_per_round, fed.seed)
         new = recalibrated(RetainedData(fed), after.params, stay, training.task.local.batch_size)
         after = dataclasses.replace(after, params=new)
         require_usable(after, state, "unlearning")
     return after
+
+
+def give_up_layers(fed: Federation, clients: Sequence[ClientId], split: Split = "all") -> None:
+    """Let clients whose BatchNorm is local begin with the first layers again: those that they have are of an old model.
+
+    Args:
+        fed: the way to the clients.
+        clients: who is asked; nobody where all layers travel.
+        split: of their examples, of which none is used.
+    """
+    if local_names(fed.model):
+        deque(fed.run(BeginAnew(), clients, split=split), maxlen=0)
 
 
 def recovery_round(
@@ -470,26 +491,9 @@ def recovery_round(
     return after
 
 
-@dataclass(frozen=True)
-class RetainedData:
+@dataclass
+class RetainedData(FederationWrapper):
     """A federation whose clients use retained data only."""
-
-    inner: Federation
-
-    @property
-    def model(self) -> Model:
-        """The network that everybody trains."""
-        return self.inner.model
-
-    @property
-    def clients(self) -> tuple[ClientId, ...]:
-        """Who can be asked now."""
-        return self.inner.clients
-
-    @property
-    def seed(self) -> int:
-        """For what the server itself draws."""
-        return self.inner.seed
 
     def run(
         self, task: Task | Program, clients: Sequence[ClientId], *, split: Split = "all", **sent: Params
@@ -500,10 +504,6 @@ class RetainedData:
             retaining = Program(tuple(Part(part.task, _retained(part.split)) for part in task.parts))
             return self.inner.run(retaining, clients, split="all", **sent)
         return self.inner.run(task, clients, split=_retained(split), **sent)
-
-    def run_at_server(self, task: Task, **sent: Params) -> Params:
-        """Do a task on the server's own public data."""
-        return self.inner.run_at_server(task, **sent)
 
 
 def _retained(split: Split) -> Split:
@@ -567,12 +567,18 @@ def names_to_erase(clients: Iterable[ClientId], *, with_marks: bool) -> Callable
     return is_erased
 
 
-def homes_to_erase(clients: Iterable[ClientId]) -> Callable[[str], bool]:
-    """Which keys of the clients' own memories, "client/name", are of these clients."""
+def homes_to_erase(clients: Iterable[ClientId], *, stay: bool = False) -> Callable[[str], bool]:
+    """Which keys of the clients' own memories, "client/name", are of these clients.
+
+    Args:
+        clients: whose request is over.
+        stay: whether they gave up samples only. Then they keep layers of their own, which were unlearned, measured
+            anew and recovered without the samples; whole clients take theirs with them.
+    """
     numbers = {str(c) for c in clients}
 
     def is_erased(key: str) -> bool:
-        return key.partition("/")[0] in numbers
+        return key.partition("/")[0] in numbers and not (stay and is_layers_key(key))
 
     return is_erased
 
@@ -607,4 +613,4 @@ def erase(
     method.forget(shelf, clients)
     delete(names_to_erase(clients, with_marks=not life.requested.samples and not life.gave_up))
     if delete_at_home:
-        delete_at_home(homes_to_erase(clients))
+        delete_at_home(homes_to_erase(clients, stay=life.requested.samples))

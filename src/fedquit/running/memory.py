@@ -537,6 +537,7 @@ class Memories:
         before: Memories | None = None,
         device: torch.device = CPU,
         bounds: Bounds | None = None,
+        homes: Memory | None = None,
     ) -> Memories:
         """The memories of a phase.
 
@@ -545,6 +546,7 @@ class Memories:
             before: the memories of the phase before, which is over; the new ones lie over them.
             device: where what is read goes; that of `before`, where it is given.
             bounds: how much of each may stay in RAM; `Bounds.of(device)` unless given.
+            homes: what the clients have at home, where there is no phase before.
         """
         if before:
             before.close()
@@ -552,5 +554,5 @@ class Memories:
         bounds = bounds or (before.server.bounds if before else None) or Bounds.of(device)
         return cls(
             DiskMemory(folder / "server", before.server if before else None, device, bounds),
-            DiskMemory(folder / "clients", before.clients if before else None, device, bounds),
+            DiskMemory(folder / "clients", before.clients if before else homes, device, bounds),
         )

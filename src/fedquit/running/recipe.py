@@ -63,6 +63,7 @@ class ModelRecipe:
     name: str = "cnn"
     options: Options = field(default_factory=dict)
     dtype: Literal["float32", "float64"] = "float32"
+    batchnorm: Literal["averaged", "local"] = "averaged"  # local: each client keeps its own, as in FedBN
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,11 @@ class Recipe:
             "evaluate.backdoor is planted by clients that leave whole, and the first request is not of such; drop one",
         )
         self._check_audit(whole=whole == [True])
+        single = "of one model, and with local BatchNorm each client has its own; leave out one"
+        local = self.model.batchnorm == "local"
+        _check(not (local and self.evaluate.relearn), f"evaluate.relearn is {single}")
+        _check(not (local and self.evaluate.backdoor), f"evaluate.backdoor is {single}")
+        _check(not (local and self.audit.canaries), f"audit.canaries are {single}")
         for attack in self.evaluate.attacks:
             lookup(ATTACKS, attack, "attack")
         _check(len(self.request) > 0, "a recipe needs at least one [[request]]")

@@ -49,7 +49,7 @@ class RowMaker:
             progress: Model and costs at the end of the phase.
             rounds: Those of the phase, unless given.
         """
-        params = progress.state.params
+        params = progress.evaluated
         return {
             "method": method,
             "phase": phase,
@@ -96,7 +96,7 @@ class PathRecorder:
         if progress.state.round == 0:
             return
         rounds = self._rounds_before + progress.state.round
-        point = {"round": rounds, "phase": self._phase, **self._evaluation.point(progress.state.params)}
+        point = {"round": rounds, "phase": self._phase, **self._evaluation.point(progress.evaluated)}
         point["bytes"] = self._bytes_before + progress.costs.bytes
         self.points = [*(earlier for earlier in self.points if earlier["round"] < rounds), point]
         write_json(self._file, self.points)
@@ -136,15 +136,15 @@ class LastRounds:
         done = progress.state.round
         if done < self._first or any(point["round"] == done for point in self.points):
             return
-        point = {"round": done, "phase": "training", **self._evaluation.point(progress.state.params)}
+        point = {"round": done, "phase": "training", **self._evaluation.point(progress.evaluated)}
         point["bytes"] = progress.costs.bytes
         self.points = sorted([*self.points, point], key=lambda one: int(one["round"]))
         write_json(self._file, self.points)
 
 
-def request_point(evaluation: Evaluation, found: Progress) -> PathPoint:
+def request_point(evaluation: Evaluation, original: Progress) -> PathPoint:
     """Round 0 of a path: the model that the request found."""
-    return {"round": 0, "phase": "original", **evaluation.point(found.state.params), "bytes": 0}
+    return {"round": 0, "phase": "original", **evaluation.point(original.evaluated), "bytes": 0}
 
 
 class Recovery:
@@ -182,9 +182,10 @@ class Recovery:
     def _record(self, progress: Progress) -> None:
         """Evaluate the model after a round, and add the point to the curve."""
         self.progress = progress
-        self.test_accuracy = self._evaluation.accuracy("test", self.state.params) or 0.0
+        model = progress.evaluated
+        self.test_accuracy = self._evaluation.accuracy("test", model) or 0.0
         point: Point = {"round": self.state.round, "test_acc": self.test_accuracy, "bytes": progress.costs.bytes}
-        forget = self._evaluation.accuracy("forget", self.state.params)
+        forget = self._evaluation.accuracy("forget", model)
         if forget is not None:
             point["forget_acc"] = forget
         before = [earlier for earlier in self.curve if earlier["round"] < self.state.round]

@@ -93,8 +93,7 @@ def run(
         results = results_of(setup, rows)
         if bundled:
             own = {row["phase"]: row for row in rows}
-            told = bundled.told(recipe, evaluation_of(setup), own["retrained"], own["original"])
-            results[RETRAIN_FROM] = told
+            results[RETRAIN_FROM] = bundled.provenance(recipe, evaluation_of(setup), own["retrained"], own["original"])
         return write_results(out, results)
 
 
@@ -151,7 +150,7 @@ def retrain_again(recipe: Recipe, cache: Path, *, number: int = 0, reporter: Rep
     reference = retrained(recipe, cache, Silent())
     evaluation = evaluation_of(build_setup(recipe))
     row = RowMaker(evaluation, recipe, 0, _request(recipe.request[0]))
-    distance = evaluation.distance(again.state.params, reference.state.params)
+    distance = evaluation.distance(again.evaluated, reference.evaluated)
     read = _of_last_rounds(trained_again)
     return row("retrain", "retrained again", again) | distance | read | {RETRAIN_SEED: other.seed}
 
@@ -227,7 +226,7 @@ def original_results(
     """
     trained = train_original(setup, cache, reporter, attached)
     progress = trained.progress
-    params = progress.state.params
+    params = progress.evaluated
     rows = []
     for number, clients in enumerate(targets):
         event = dataclasses.replace(setup.recipe.request[0], clients=tuple(clients))
@@ -453,7 +452,7 @@ class _RecipeRun:
         data = _marked(event, self.simulation.data, self.recipe)
         evaluation = _evaluation(self.setup, data, request)
         original = self.simulation.progress
-        before = original.state.params
+        before = original.evaluated
         row = RowMaker(evaluation, self.recipe, number, request, before)
         audited = evaluation.one_run_audit(before)
         yield row("original", "original", original) | evaluation.true_logits(before) | audited
@@ -464,7 +463,7 @@ class _RecipeRun:
             yield retrained.row
 
         unlearned, unlearning = self._unlearn(request, data, evaluation, number)
-        params = unlearned.progress.state.params
+        params = unlearned.progress.evaluated
         price = {"price_of_forgetting": evaluation.price_of_forgetting(before, params)}
         against = evaluation.against(before, params, reference)
         yield row(self.method_name, "unlearned", unlearned.progress) | price | against
@@ -475,12 +474,12 @@ class _RecipeRun:
             recovery.memories.close()
         rows = []
         for recovery in recoveries:
-            against = evaluation.against(before, recovery.state.params, reference)
+            against = evaluation.against(before, recovery.progress.evaluated, reference)
             rows.append(row(self.method_name, "recovered", recovery.progress) | against)
         model = unlearned.folder / "model.safetensors"
         if not model.exists():
-            save_params(model, recoveries[0].state.params)
-        self._name_exposed(number, evaluation, recoveries[0].state.params)
+            save_params(model, _without_leavers(recoveries[0].progress, request).evaluated)
+        self._name_exposed(number, evaluation, recoveries[0].progress.evaluated)
         relearned = self._relearned(evaluation, original, recoveries[0].state, reference) if reference else {}
         path = mean_path([[*unlearning, *r.path.points] for r in recoveries])
         path += self._follow(unlearned, recoveries[0], evaluation)
@@ -530,7 +529,7 @@ class _RecipeRun:
         path: list[PathPoint] = []
         if not stored:
             natural, path = self._natural(unlearned, original, evaluation, rounds)
-            against = evaluation.against(original.state.params, natural.state.params, reference)
+            against = evaluation.against(original.evaluated, natural.evaluated, reference)
             stored = [row("natural", NATURAL, natural) | against]
             write_json(file, stored)
         if not path or self.recipe.recover.follow:
@@ -542,7 +541,7 @@ class _RecipeRun:
     ) -> tuple[Progress, list[PathPoint]]:
         """Natural for so many rounds from the model that the request found, and its path from there."""
         recorder = PathRecorder(evaluation, unlearned.folder / "path-natural.json", "recovery")
-        phase = self.simulation.natural(unlearned, original.state)
+        phase = self.simulation.natural(unlearned, original)
         progress = self._recorded(phase, recorder, rounds, "Control: Natural, which unlearns nothing")
         return progress, [request_point(evaluation, original), *recorder.points]
 
@@ -551,9 +550,9 @@ class _RecipeRun:
     ) -> list[PathPoint]:
         """The path of Retrain for so many rounds beyond its end; its round 0 is Retrain itself."""
         recorder = PathRecorder(evaluation, unlearned.folder / "path-retrained-longer.json", "training")
-        phase = self.simulation.retrain_longer(unlearned, retrained.state)
+        phase = self.simulation.retrain_longer(unlearned, retrained)
         self._recorded(phase, recorder, rounds, "Retrain goes on, for as many rounds in all")
-        start = {"round": 0, "phase": "training", **evaluation.point(retrained.state.params), "bytes": 0}
+        start = {"round": 0, "phase": "training", **evaluation.point(retrained.evaluated), "bytes": 0}
         return [start, *recorder.points]
 
     def _recorded(self, phase: Iterator[Progress], recorder: PathRecorder, rounds: int, title: str) -> Progress:
@@ -625,7 +624,7 @@ class _RecipeRun:
         if not self.recipe.retrain:
             return None
         gold = self._train_retrain(data, evaluation)
-        params = gold.progress.state.params
+        params = gold.progress.evaluated
         against = evaluation.against(before, params, None)
         own = {} if self.recipe.retrain_seed is None else {RETRAIN_SEED: self.recipe.retrain_seed}
         trained_row = row("retrain", "retrained", gold.progress) | against | _of_last_rounds(gold) | own
@@ -687,7 +686,7 @@ class _RecipeRun:
         task = self.setup.training.task_at(recovered.clock)
         with computing(self.setup.precision, self.setup.device):
             curves = [evaluation.relearned(params, task, epochs) for params in (recovered.params, reference)]
-        level = evaluation.accuracy("forget", original.state.params) or 0.0
+        level = evaluation.accuracy("forget", original.evaluated) or 0.0
         took = relearn_time(*curves, level=level)
         ratio = took.ratio if math.isfinite(took.ratio) else None
         return {"relearn_ratio": ratio, "relearn_bound": took.bound, "relearn_curve": curves[0]}
@@ -718,6 +717,12 @@ class _RecipeRun:
             yield rows[-1]
 
 
+def _without_leavers(progress: Progress, request: Request) -> Progress:
+    """The model without layers that clients took with them when they left."""
+    stay = request.stay(list(progress.layers))
+    return dataclasses.replace(progress, layers={client: progress.layers[client] for client in stay})
+
+
 def _append_event(path: Path, event: Event) -> None:
     append_line(path, json.dumps(event))
 
@@ -734,6 +739,7 @@ def _evaluation(setup: Setup, data: FederatedData, request: Request) -> Evaluati
     leaves = canaries is not None and not request.samples and set(canaries.clients) == set(request.clients)
     return Evaluation(
         model=setup.evaluation_model,
+        network=setup.model,
         data=data,
         request=request,
         attacks=setup.recipe.evaluate.attacks,

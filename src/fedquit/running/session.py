@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
 from fedquit.core import SERVER, ClientId, Model, Params, Program, Reply, Sent, Split, State, Task
+from fedquit.core.local_layers import with_all_layers
 from fedquit.core.params import device_of, nbytes, placed, require_finite, require_same_shapes
 from fedquit.engine import Address, Ask, Engine
 from fedquit.errors import AbsentClientError, InputError
@@ -37,6 +38,7 @@ class Session:
     memories: Sequence[DiskMemory] = ()
     log: Callable[[Event], None] = _ignore
     lenient: bool = False  # whether the engine may leave out clients: real ones may not answer
+    layers: Callable[[], Mapping[ClientId, Params]] = dict  # of the clients that keep layers of their own, as they are
     address: Address = field(default=Address(0, ""), init=False)
 
     @property
@@ -175,6 +177,12 @@ class Progress:
     state: State
     seconds: float
     costs: Costs
+    layers: Mapping[ClientId, Params] = field(default_factory=dict)  # BatchNorm of each client's own, where it is local
+
+    @property
+    def evaluated(self) -> Params:
+        """The model as it is evaluated: with the layers of all clients, where they have any of their own."""
+        return with_all_layers(self.state.params, self.layers)
 
 
 Rounds = Generator[Progress, None, None]  # where a phase stands, then each further round
@@ -220,7 +228,7 @@ def advance(
         session.discard()
     session.settle()
     meter.settle(state)
-    yield Progress(state, seconds, meter.costs)
+    yield Progress(state, seconds, meter.costs, session.layers())
     pace = _Pace(repeatable=rounds is not None and not session.journal)
     resumed = state
 
@@ -246,7 +254,7 @@ def advance(
             if state.round == rounds:
                 session.enter(phase, state.round)
                 session.settle()
-            yield Progress(state, seconds, meter.costs)
+            yield Progress(state, seconds, meter.costs, session.layers())
     except GeneratorExit:
         if state is not resumed and pace.stored_round != state.round:
             store(_unwritten(session, state))

@@ -15,12 +15,14 @@ from fedquit.audit.metrics.backdoor import Trigger
 from fedquit.audit.passes import Passes
 from fedquit.audit.poison import plant, trigger_for
 from fedquit.core import Memory, Model, Params, Training
+from fedquit.core.local_layers import shared_part
 from fedquit.core.method import Method, require_covered
 from fedquit.core.params import fingerprint, placed
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.distill.virtual_teacher import check_labels
 from fedquit.engine import Address, Choice, Engine, GraphCache, Precision, choose, evaluation_model_of, open_engine
+from fedquit.engine.local_layers import first_layers
 from fedquit.errors import InputError
 from fedquit.models import FunctionalModel, load_model
 from fedquit.running.flops import Flops, Shape
@@ -40,7 +42,7 @@ class Setup:
         data: its data, divided among clients, on the device.
         model: its network.
         training: its ordinary training.
-        initial: the network's first parameters, on the device.
+        initial: the network's first parameters that travel, on the device.
         method: its unlearning method.
         flops: counts floating-point operations, and remembers the counts.
         trigger: the backdoor in the leaving clients' data, where the recipe asks for one.
@@ -88,9 +90,10 @@ class Setup:
             return build_setup(recipe)
         initial = self.initial
         if recipe.seed != self.recipe.seed:
-            initial = placed(self.model.init(Address(recipe.seed, "init").seed_for("server")), self.device)
+            whole = self.model.init(Address(recipe.seed, "init").seed_for("server"))
+            initial = placed(shared_part(self.model, whole), self.device)
         training = recipe.train.training()
-        require_covered(recipe.build_method(), initial)
+        require_covered(recipe.build_method(), self.model, initial | first_layers(self.model, recipe.seed))
         return dataclasses.replace(
             self, recipe=recipe, training=training, initial=initial, method=recipe.build_method()
         )
@@ -109,7 +112,8 @@ class Setup:
     @cached_property
     def chosen(self) -> Choice:
         """The engine, chosen once where the recipe leaves it open."""
-        return choose(self.recipe.engine.name, self.model, self.data, self.initial)
+        whole = self.initial | placed(first_layers(self.model, self.recipe.seed), self.device)
+        return choose(self.recipe.engine.name, self.model, self.data, whole)
 
     @property
     def evaluation_model(self) -> Model:
@@ -168,18 +172,26 @@ def build_setup(recipe: Recipe) -> Setup:
     _probe(model, initial, dataset)
     model.settle(dataset.x[:2])  # refuses at once what could not be trained
     data = dataclasses.replace(data, dataset=data.dataset.to(device))
-    initial = placed(initial, device)
+    require_covered(recipe.build_method(), model, initial)
+    initial = placed(shared_part(model, initial), device)
     flops = Flops(model, Shape.of(dataset.x, dataset.y), len(data.public))
     training = recipe.train.training()
-    require_covered(recipe.build_method(), initial)
     return Setup(recipe, data, model, training, initial, recipe.build_method(), flops, trigger, canaries)
 
 
 def _network(spec: ModelRecipe, dataset: Dataset, dtype: torch.dtype) -> FunctionalModel:
     given = given_model(spec.name)
     if given:
-        return FunctionalModel(given.build, dtype, dataset.look)
-    return load_model(spec.name, dataset.shape, dataset.classes, dtype=dtype, look=dataset.look, **spec.options)
+        return FunctionalModel(given.build, dtype, dataset.look, spec.batchnorm)
+    return load_model(
+        spec.name,
+        dataset.shape,
+        dataset.classes,
+        dtype=dtype,
+        look=dataset.look,
+        batchnorm=spec.batchnorm,
+        **spec.options,
+    )
 
 
 def _on_same_data(one: Recipe, other: Recipe) -> bool:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from fedquit.core import ClientId, Memory, Request, State, Trained
+from fedquit.core.local_layers import home_key, layers_by_client
 from fedquit.core.method import Method
 from fedquit.data.federated import FederatedData
 from fedquit.errors import FedquitError, RequestError
@@ -197,6 +198,7 @@ class Simulation:
             self.state, self.setup.initial, self.setup.training, examples, memories.of(self.method_name)
         )
         session, meter = self._federation(marked, memories, Journal(folder / "journal") if self.journal else None)
+        session.layers = partial(layers_by_client, memories.clients, _outdated(method, request))
         rounds = method.rounds(trained, request)
 
         def step(state: State) -> State:
@@ -204,7 +206,7 @@ class Simulation:
 
         file = StateFile(folder / "unlearned.safetensors")
         phase = advance(session, self.life.phase.name, self.state, step, file, rounds, meter)
-        seen = phase if after_round is None else _told(phase, after_round)
+        seen = phase if after_round is None else _reported(phase, after_round)
         progress = driven(seen, self._reporter, f"Unlearning: {self.method_name}", rounds)
         return UnlearnedRequest(request, folder, marked.after(request), trained, memories, method, progress)
 
@@ -224,6 +226,7 @@ class Simulation:
         memories = Memories.open(unlearned.folder / files, unlearned.memories)
         trained = dataclasses.replace(unlearned.trained, memory=memories.of(self.method_name))
         session, meter = self._federation(unlearned.retained, memories)
+        session.layers = partial(layers_by_client, memories.clients, _outdated(unlearned.method, unlearned.request))
         hooks = Hooks.of(self.method_name, self.setup.method, memories.of)
 
         def step(state: State) -> State:
@@ -233,32 +236,33 @@ class Simulation:
         file = StateFile(unlearned.folder / f"{states}.safetensors")
         return RecoveryRun(advance(session, name, self.state, step, file, meter=meter), memories)
 
-    def natural(self, unlearned: UnlearnedRequest, found: State) -> Iterator[Progress]:
+    def natural(self, unlearned: UnlearnedRequest, original: Progress) -> Iterator[Progress]:
         """Natural from the model that the request found: no unlearning, ordinary training without the forgotten data.
 
         It draws the random numbers that a run of Natural would draw, and leaves this federation as it is.
 
         Args:
             unlearned: the request.
-            found: the model that it found.
+            original: the model that it found.
         """
-        return self._go_on(unlearned, found, "natural")
+        return self._go_on(unlearned, original, "natural")
 
-    def retrain_longer(self, unlearned: UnlearnedRequest, retrained: State) -> Iterator[Progress]:
+    def retrain_longer(self, unlearned: UnlearnedRequest, retrained: Progress) -> Iterator[Progress]:
         """Retrain's training goes on from its end, on the same data and by the same schedule as Natural's.
 
         Args:
             unlearned: the request.
-            retrained: Retrain's state at the end of its training.
+            retrained: Retrain at the end of its training.
         """
         return self._go_on(unlearned, retrained, "retrained-longer")
 
-    def _go_on(self, unlearned: UnlearnedRequest, start: State, name: str) -> Iterator[Progress]:
+    def _go_on(self, unlearned: UnlearnedRequest, start: Progress, name: str) -> Iterator[Progress]:
         """Ordinary training from a model that no method touched, in files of this name in the request's folder."""
         if self.life.phase.kind != "recover":
             raise TransitionError(f"a federation in phase {self.life.phase.name!r} serves no request: unlearn first.")
-        memories = Memories.open(unlearned.folder / name, device=self.setup.device)
-        entered = lifecycle.entered("recover", start).settled()
+        homes = {home_key(client): layers for client, layers in start.layers.items()}
+        memories = Memories.open(unlearned.folder / name, device=self.setup.device, homes=homes)
+        entered = lifecycle.entered("recover", start.state).settled()
         return self._ordinary(unlearned, memories, entered, StateFile(unlearned.folder / f"{name}.safetensors"))
 
     def follow(self, unlearned: UnlearnedRequest, recovered: Progress, memories: Memories) -> Iterator[Progress]:
@@ -313,7 +317,8 @@ class Simulation:
         )
         erased.close()
         self.memories = erased
-        self.progress = dataclasses.replace(progress, state=progress.state.settled())
+        layers = layers_by_client(erased.clients)
+        self.progress = dataclasses.replace(progress, state=progress.state.settled(), layers=layers)
         self._enter(self.life.resume_training())
 
     def leave_untrained(self, request: Request, marked: FederatedData) -> None:
@@ -343,11 +348,17 @@ class Simulation:
         present = self.life.askable(c for c in data.clients if c in self.life.membership.active)
         engine = self.setup.engine(data, memories.clients)
         session = Session(engine, self.setup.recipe.seed, present, journal, memories.own, self._log)
+        session.layers = partial(layers_by_client, memories.clients)
         at_home = self.setup.method.at_home
         return session, Metered(session, lambda: memories.stored(self.method_name, at_home), self.setup.flops)
 
 
-def _told(rounds: Rounds, after_round: Callable[[Progress], None]) -> Rounds:
+def _outdated(method: Method, request: Request) -> tuple[ClientId, ...]:
+    """Whose own layers fit the old model alone: whole clients that left, where the model was rebuilt without them."""
+    return request.clients if method.begins_anew and not request.samples else ()
+
+
+def _reported(rounds: Rounds, after_round: Callable[[Progress], None]) -> Rounds:
     with closing(rounds):
         for progress in rounds:
             after_round(progress)

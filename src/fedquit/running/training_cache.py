@@ -14,11 +14,13 @@ import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from fedquit.audit.evaluation import Evaluation
 from fedquit.core import Request, State, Trained
+from fedquit.core.local_layers import layers_by_client
 from fedquit.core.params import nbytes
 from fedquit.data.federated import FederatedData
 from fedquit.errors import StoreError
@@ -145,6 +147,7 @@ def _repeat(
 
 def _rounds(setup: Setup, data: FederatedData, memories: Memories, file: StateFile, hooks: Hooks) -> Rounds:
     session = Session(setup.engine(data, memories.clients), setup.recipe.seed, data.clients, memories=memories.own)
+    session.layers = partial(layers_by_client, memories.clients)
     meter = Metered(session, work=setup.flops)
 
     def step(state: State) -> State:

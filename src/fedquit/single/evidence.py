@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,10 +14,20 @@ from torch import nn
 
 from fedquit.audit.metrics.holdout import HoldoutNull, holdout_null
 from fedquit.audit.scores import Scores, score_logits
-from fedquit.distill.batches import Batches, Collate, Data, Forward, Labels, Reader, mapped
+from fedquit.distill.batches import (
+    Batches,
+    Collate,
+    Data,
+    Forward,
+    Labels,
+    Reader,
+    describe,
+    mapped,
+    refuse_probabilities,
+)
 from fedquit.distill.unlearning import check_count, copied, place_of
 from fedquit.distill.virtual_teacher import check_labels
-from fedquit.errors import InputError
+from fedquit.errors import InputError, NonFiniteError
 from fedquit.inference.trace import MARGIN
 
 MOST_TEXTS = 8  # in a pass of a causal language model, whose logits are (texts, positions, vocabulary)
@@ -65,10 +76,10 @@ class Evidence:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, for JSON, without the scores of single examples."""
-        found: dict[str, Any] = {"sizes": self.sizes, "accuracy": self.accuracy, "loss": self.loss}
+        fields: dict[str, Any] = {"sizes": self.sizes, "accuracy": self.accuracy, "loss": self.loss}
         if self.null:
             judged = self.null.trace
-            found |= {
+            fields |= {
                 "auc": self.null.auc.value,
                 "auc_low": self.null.auc.low,
                 "auc_high": self.null.auc.high,
@@ -76,7 +87,7 @@ class Evidence:
                 "margin": judged.margin,
                 "original_auc_low": judged.original_low,
             }
-        return found | {"verdict": self.verdict, "reason": self.reason}
+        return fields | {"verdict": self.verdict, "reason": self.reason}
 
     def __str__(self) -> str:
         lines = [f"{'set':<10}{'examples':>10}{'accuracy %':>12}{'loss':>9}"]
@@ -118,6 +129,7 @@ def evaluate(
         retain: training data that stays.
         test: test data.
         original: the model before unlearning, or its evidence on the same data; without it nothing is called forgotten.
+            With the model and a hold-out, a warning says where accuracy fell to what naming one class gives.
         margin: how far from one half an AUC may lie and still count as forgotten.
         batch_size: samples in a pass; a DataLoader has its own.
         forward: (model, batch) -> logits, for batches or outputs of another form.
@@ -133,17 +145,44 @@ def evaluate(
     """
     check_count("batch_size", batch_size)
     place = place_of(model, device)
-    sets = {"forget": forget, "holdout": holdout, "retain": retain, "test": test}
-    given = {name: data for name, data in sets.items() if data is not None}
+    others = {"holdout": holdout, "retain": retain, "test": test}
+    given = {"forget": forget} | {name: data for name, data in others.items() if data is not None}
     how = {"forward": forward, "labels": labels, "shift": shift, "class_dim": class_dim, "ignore_index": ignore_index}
     before: Evidence | None = None
     if isinstance(original, nn.Module):
         only = {name: data for name, data in given.items() if name in ("forget", "holdout")}
         before = Evidence(_scores(original, only, batch_size, collate, place, how))
-    else:
+    elif original is None or isinstance(original, Evidence):
         before = original
+    else:
+        raise InputError(f"original is {describe(original)}: give the nn.Module before unlearning, or its evidence.")
     scores = _scores(model, given, batch_size, collate, place, how)
-    return Evidence(scores, null_of(scores, before, margin))
+    evidence = Evidence(scores, null_of(scores, before, margin))
+    if before is not None and isinstance(original, nn.Module):
+        destruction = destroyed(before, evidence)
+        if destruction:
+            warnings.warn(destruction, stacklevel=2)
+    return evidence
+
+
+def destroyed(before: Evidence, after: Evidence) -> str:
+    """A sentence where a model fell to what naming one class gives; "" where it did not, or nothing can tell.
+
+    Args:
+        before: evidence on the original.
+        after: evidence on the model that was made from it.
+    """
+    both = before.scores.keys() & after.scores.keys()
+    kept = next((name for name in ("test", "holdout", "retain") if name in both), None)
+    if kept is None:
+        return ""
+    level, was, now = chance(after.scores[kept]), before.accuracy[kept], after.accuracy[kept]
+    if not now <= level < was:
+        return ""
+    return (
+        f"The {kept} accuracy fell from {was:.1f} to {now:.1f} %, no more than naming one class gives "
+        f"({level:.1f} %): the model is destroyed, lower the rate."
+    )
 
 
 def null_of(scores: Mapping[str, Scores], before: Evidence | None, margin: float) -> HoldoutNull | None:
@@ -176,26 +215,52 @@ def _scores(
     """The scores of every example of every set, under one model in evaluation mode."""
     judged = copied(model, place, share_frozen=True).eval()
     reader = Reader(model, **how)
-    found = {}
+    size = min(batch_size, MOST_TEXTS) if reader.shift else batch_size
+    scores = {}
     for name, data in sets.items():
-        parts = []
-        with torch.no_grad():
-            for batch in Batches(data, 1, min(batch_size, MOST_TEXTS) if reader.shift else batch_size, collate=collate):
-                inputs, targets = reader.split(mapped(batch, lambda tensor: tensor.to(place)))
-                logits = reader.logits(judged, inputs)
-                kept = reader.kept(targets)
-                if kept is None or targets.shape != logits.shape[:-1]:
-                    check_labels(targets, logits)
-                    parts.append(score_logits(logits.flatten(1, -2) if logits.ndim > 3 else logits, _flat(targets)))
-                elif targets.ndim == 1:
-                    parts += [score_logits(logits[kept], targets[kept])] if bool(kept.any()) else []
-                else:  # examples of different lengths: each on its own
-                    rows = zip(logits, targets, kept, strict=True)
-                    parts += [score_logits(z[k][None], y[k][None]) for z, y, k in rows if bool(k.any())]
+        try:
+            with torch.no_grad():
+                parts = _scores_of_batches(judged, reader, Batches(data, 1, size, collate=collate), place)
+        except InputError as error:
+            raise InputError(f"{name} data: {error}") from error
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{name} data: {error}") from error
         if not parts:
             raise InputError(f"every label of the {name} data is {reader.ignore_index}, which is left out.")
-        found[name] = Scores.joined(*parts)
-    return found
+        scores[name] = Scores.joined(*parts)
+    return scores
+
+
+def _scores_of_batches(judged: nn.Module, reader: Reader, batches: Batches, place: torch.device) -> list[Scores]:
+    """The scores of the examples of each batch; of examples of different lengths, of each on its own.
+
+    Args:
+        judged: the model in evaluation mode.
+        reader: gives it the batches.
+        batches: of one set.
+        place: the device.
+    """
+    parts: list[Scores] = []
+    for batch in batches:
+        inputs, targets = reader.split(mapped(batch, lambda tensor: tensor.to(place)))
+        logits = reader.logits(judged, inputs)
+        kept = reader.kept(targets) if targets.shape == logits.shape[:-1] else None
+        counted = logits if kept is None else logits[kept]
+        check_labels(targets if kept is None else targets[kept], counted)
+        if not counted.isfinite().all():
+            raise NonFiniteError(
+                "the model returns NaN or infinity: check its weights and the data; after unlearning, lower the rate."
+            )
+        if not parts and counted.numel():
+            refuse_probabilities(counted)
+        if kept is None:
+            parts.append(score_logits(logits.flatten(1, -2) if logits.ndim > 3 else logits, _flat(targets)))
+        elif targets.ndim == 1:
+            parts += [score_logits(counted, targets[kept])] if bool(kept.any()) else []
+        else:
+            rows = zip(logits, targets, kept, strict=True)
+            parts += [score_logits(z[k][None], y[k][None]) for z, y, k in rows if bool(k.any())]
+    return parts
 
 
 def _flat(targets: torch.Tensor) -> torch.Tensor:

@@ -16,10 +16,10 @@ from torch import nn
 
 from fedquit.distill.batches import Collate, Data, Forward, Labels
 from fedquit.distill.stepping import NewOptimizer
-from fedquit.distill.unlearning import Callback, is_rate
-from fedquit.errors import InputError
+from fedquit.distill.unlearning import Callback, check_options, is_rate
+from fedquit.errors import InputError, NonFiniteError
 from fedquit.inference.trace import MARGIN
-from fedquit.single.evidence import Evidence, chance, evaluate, null_of
+from fedquit.single.evidence import Evidence, destroyed, evaluate, null_of
 from fedquit.single.methods import METHODS
 from fedquit.single.recovery import recover
 from fedquit.studies.sweep import Candidate, HalfVerdict, Sweep, choose
@@ -201,6 +201,7 @@ def forget(
         "device": device,
     }
     _check_given(method, lr, retain, holdout, recover_lr)
+    check_options(seed, autocast, callback)
     how: dict[str, Any] = reading | {
         "epochs": epochs,
         "batch_size": batch_size,
@@ -212,7 +213,7 @@ def forget(
         "callback": callback,
         "progress": progress,
     }
-    sets = {"forget": forget, "holdout": holdout, "retain": retain, "test": test}
+    sets: dict[str, Any] = {"forget": forget, "holdout": holdout, "retain": retain, "test": test}
 
     def unlearned_with(rate: float | None, *, share: bool = True) -> nn.Module:
         rated = how | {"share_frozen": share} | ({} if rate is None else {"lr": rate})
@@ -227,15 +228,15 @@ def forget(
         )  # fmt: skip
 
     def judged(one: nn.Module, original: Evidence | None) -> Evidence:
-        given: dict[str, Any] = {name: data for name, data in sets.items() if data is not None}
-        return evaluate(one, **given, original=original, margin=margin, **reading)
+        return evaluate(one, **sets, original=original, margin=margin, **reading)
 
-    found = judged(model, None)
-    before = Evidence(found.scores, null_of(found.scores, found, margin))  # the given model is its own original
+    original = judged(model, None)
+    before = Evidence(original.scores, null_of(original.scores, original, margin))  # it is its own original
     sweep: Sweep | None = None
     rate = float(lr) if chosen.has_rate and lr != "auto" else None
+    diverged: float | None = None
     if chosen.has_rate and rate is None:
-        sweep = _swept(rates, before, unlearned_with, recovered_from, judged)
+        sweep, diverged = _swept(rates, before, unlearned_with, recovered_from, judged)
         if sweep.chosen is None:
             raise NoRateError(f"no rate can be recommended: {sweep.reason}. Give lr=… to choose one yourself.", sweep)
         rate = sweep.chosen.lr
@@ -245,7 +246,7 @@ def forget(
     recovered = judged(repaired, before) if repaired is not None else None
     final = repaired if repaired is not None else student
     unmoved = _unmoved(model, final)
-    notes = _notes(before, recovered or unlearned, repaired is None, unmoved)
+    notes = _notes(before, recovered or unlearned, repaired is None, unmoved, diverged)
     for note in notes:
         warnings.warn(note, stacklevel=2)
     seconds = time.monotonic() - began
@@ -277,8 +278,10 @@ def _swept(
     unlearned_with: Callable[[float], nn.Module],
     recovered_from: Callable[[nn.Module], nn.Module | None],
     judged: Callable[[nn.Module, Evidence | None], Evidence],
-) -> Sweep:
-    """Every rate, and the one that the sweep's rule takes.
+) -> tuple[Sweep, float | None]:
+    """Every rate, and the one that the sweep's rule takes; beside it the rate that led to NaN or infinity, if one did.
+
+    Larger rates than that are not tried.
 
     Args:
         rates: to try.
@@ -289,13 +292,21 @@ def _swept(
     """
     if not rates or not all(is_rate(rate) for rate in rates):
         raise InputError(f"rates are {list(rates)!r}: give finite numbers above 0.")
-    candidates = []
+    candidates: list[Candidate] = []
+    diverged: float | None = None
     for rate in sorted(set(rates)):
-        student = unlearned_with(rate)
-        unlearned = judged(student, before)
-        repaired = recovered_from(student)
-        candidates.append(_candidate(rate, unlearned, judged(repaired, before) if repaired is not None else unlearned))
-    return choose(_candidate(0.0, before, before), candidates)
+        try:
+            student = unlearned_with(rate)
+            unlearned = judged(student, before)
+            repaired = recovered_from(student)
+            after = judged(repaired, before) if repaired is not None else unlearned
+        except NonFiniteError:
+            if not candidates:
+                raise
+            diverged = rate
+            break
+        candidates.append(_candidate(rate, unlearned, after))
+    return choose(_candidate(0.0, before, before), candidates), diverged
 
 
 def _candidate(rate: float, unlearned: Evidence, after: Evidence) -> Candidate:
@@ -327,19 +338,18 @@ def _unmoved(model: nn.Module, final: nn.Module) -> tuple[str, ...]:
     return tuple(name for (name, old), new in pairs if old.requires_grad and torch.equal(old.to(new.device), new))
 
 
-def _notes(before: Evidence, after: Evidence, unrecovered: bool, unmoved: Sequence[str]) -> tuple[str, ...]:
+def _notes(
+    before: Evidence, after: Evidence, unrecovered: bool, unmoved: Sequence[str], diverged: float | None
+) -> tuple[str, ...]:
     notes = []
+    if diverged is not None:
+        notes.append(f"At the rate {diverged:g} the weights or logits became infinite: no larger rate was tried.")
     if unmoved:
         some = ", ".join(unmoved[:3]) + (f" and {len(unmoved) - 3} more" if len(unmoved) > 3 else "")
         notes.append(f"Trainable parameters that did not move: {some}.")
-    kept = next((name for name in ("test", "holdout", "retain") if name in after.scores), None)
-    if kept:
-        level, was, now = chance(after.scores[kept]), before.accuracy[kept], after.accuracy[kept]
-        if now <= level < was:
-            notes.append(
-                f"The {kept} accuracy fell from {was:.1f} to {now:.1f} %, no more than naming one class gives "
-                f"({level:.1f} %): the model is destroyed, lower the rate."
-            )
+    destruction = destroyed(before, after)
+    if destruction:
+        notes.append(destruction)
     if unrecovered:
         notes.append(
             "Without retain data nothing was recovered: do not publish the model before it was trained further."

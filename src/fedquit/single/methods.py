@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedquit.distill.batches import Batches, Data, Reader, mapped
+from fedquit.distill.stepping import check_gradient, trainable_parameters
 from fedquit.distill.unlearning import as_given, copied, place_of, unlearn
 from fedquit.errors import InputError
 from fedquit.methods.scrub import divergence
@@ -143,7 +144,7 @@ def _fisher_diagonal(model: nn.Module, data: Data, how: How) -> dict[str, Tensor
     """
     reader = Reader(model, **{name: how[name] for name in READING})
     place = place_of(model)
-    moving = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    moving = trainable_parameters(model)
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in moving.items()}
     count = 0
     with torch.enable_grad():
@@ -156,6 +157,7 @@ def _fisher_diagonal(model: nn.Module, data: Data, how: How) -> dict[str, Tensor
             if not targets.numel():
                 continue
             loss = cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
+            check_gradient(loss)
             gradients = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)
             for total, gradient in zip(sums.values(), gradients, strict=True):
                 if gradient is not None:

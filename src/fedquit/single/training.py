@@ -16,7 +16,10 @@ from fedquit.distill.unlearning import (
     Callback,
     as_given,
     check_count,
+    check_first_logits,
+    check_options,
     check_rate,
+    check_taken,
     copied,
     is_finite,
     learner,
@@ -80,6 +83,7 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
     make = new_optimizer(optimizer, check_rate(lr))
     check_count("epochs", epochs)
     check_count("batch_size", batch_size)
+    check_options(seed, autocast, callback)
     place = place_of(model, device)
     generator = torch.Generator().manual_seed(seed)
     batches = Batches(data, epochs, batch_size, generator, collate)
@@ -101,6 +105,8 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
             if not len(targets):
                 return None
         check_labels(targets, logits)
+        if not steps.taken:
+            check_first_logits(logits.detach())
         flat = taught.flatten(0, -2).float() if taught is not None else None
         return losses(logits.flatten(0, -2).float(), targets.flatten(), Drawn(generator, flat))
 
@@ -108,6 +114,7 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
     take_steps(
         steps, losses_of, batches, student, seed=seed, place=place, autocast=autocast, callback=callback, title=title
     )
+    check_taken(steps, ignore_index)
     if not is_finite(student):
         raise NonFiniteError(f"the weights are no longer finite after training with lr={lr}: lower it.")
     return as_given(student, model)

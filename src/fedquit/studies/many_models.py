@@ -212,9 +212,14 @@ def gathered(
         attached: methods that watch the training beside the recipe's own.
 
     Raises:
-        InputError: if `models` is too small.
+        InputError: if `models` is too small, or clients have models of their own.
     """
     require_enough(models)
+    if recipe.model.batchnorm == "local":
+        raise InputError(
+            "the audit over many models compares single models, and with local BatchNorm each client has its own: set "
+            "model.batchnorm = 'averaged', or leave --references out."
+        )
     setup = build_setup(recipe)
     evaluation = evaluation_of(setup)
     null: Set = "holdout" if len(evaluation.examples("holdout")[1]) else "test"

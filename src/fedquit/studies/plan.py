@@ -254,7 +254,7 @@ def _words(targets: object) -> object:
 def expand(
     study: StudyFile,
     *,
-    beside: Path = Path(),
+    folder: Path = Path(),
     data_dir: Path | None = None,
     partitions: Path | None = None,
     recipes: Mapping[str, Recipe] = NONE_GIVEN,
@@ -263,7 +263,7 @@ def expand(
 
     Args:
         study: As it is written.
-        beside: The folder of the study, where recipes and partition files may lie.
+        folder: The folder of the study, where recipes and partition files may lie.
         data_dir: Where published data lies; else as recipes say.
         partitions: Where partition files lie; else beside the study.
         recipes: Those that a program gives as objects, by the name under which blocks speak of them.
@@ -274,7 +274,7 @@ def expand(
     settings: dict[str, Recipe] = {}
     chosen: list[tuple[Block, str, list[Variant]]] = []
     for block in study.block:
-        recipe = _setting(block, beside, data_dir, partitions or beside, recipes)
+        recipe = _setting(block, folder, data_dir, partitions or folder, recipes)
         name = block.name or block.recipe.removesuffix(".toml").rpartition("/")[2]
         if not re.fullmatch(r"[\w.+=-]+", name) or name.startswith("."):
             raise InputError(f"{name!r} is no name of a setting: take letters, digits, dots and dashes.")
@@ -286,9 +286,9 @@ def expand(
 
 
 def _setting(
-    block: Block, beside: Path, data_dir: Path | None, partitions: Path, recipes: Mapping[str, Recipe]
+    block: Block, folder: Path, data_dir: Path | None, partitions: Path, recipes: Mapping[str, Recipe]
 ) -> Recipe:
-    where = str(beside / block.recipe) if block.recipe.endswith(".toml") else block.recipe
+    where = str(folder / block.recipe) if block.recipe.endswith(".toml") else block.recipe
     recipe = changed(recipes[where], block.set) if where in recipes else load(where, block.set)
     if [event.kind for event in recipe.request] != ["forget"]:
         raise InputError(f"a study is over single requests to forget, and {block.recipe} has other events: change it.")
@@ -468,7 +468,7 @@ class _Expansion:
     def _retrains_of(self, place: _Place) -> list[Unit]:
         """The Retrains of a place, the run's reference first."""
         recipe = self._settings[place.setting]
-        found = []
+        retrains = []
         for seed in place.retrain_seeds or (place.seed,):
             own = _with(recipe, seed, members(place.target))
             asked = [own.request[0].samples, own.request[0].choose, own.request[0].clients]
@@ -476,8 +476,8 @@ class _Expansion:
             if key not in self._retrains:
                 name = f"{place.setting}/retrain/{_clients(place.target)}/seed-{seed}"
                 self._retrains[key] = self._made(name, "retrain", place, own, seed=seed)
-            found.append(self._retrains[key])
-        return found
+            retrains.append(self._retrains[key])
+        return retrains
 
     def _run(self, place: _Place, variant: Variant, original: Unit, retrains: Sequence[Unit]) -> Unit:
         recipe = self._settings[place.setting]

@@ -182,12 +182,12 @@ def _control_row(recipe: Recipe, path: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _require_expected(job: Job, results: Results) -> None:
     """Refuse a training that was repeated, because its weights were not kept, and came out differently."""
-    found = {row["phase"]: row.get("fingerprint") for row in results["rows"]}
+    fingerprints = {row["phase"]: row.get("fingerprint") for row in results["rows"]}
     for phase, expected in job["expected"].items():
-        if phase in found and found[phase] != expected:
+        if phase in fingerprints and fingerprints[phase] != expected:
             name = {"original": "Original", "retrained": "Retrain"}[phase]
             raise OtherModelError(
                 f"{name} of {job['name']} was trained again and is another model than its record names "
-                f"({found[phase]}, not {expected}): go on with the code, packages and device that made the record, or "
-                "choose another --out."
+                f"({fingerprints[phase]}, not {expected}): go on with the code, packages and device that made the "
+                "record, or choose another --out."
             )

@@ -21,10 +21,12 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 
 from fedquit.core import ClientId, Measurement, Memory, Model, Params, Program, Reply, Sent, Split, Task
+from fedquit.core.local_layers import LAYERS
 from fedquit.core.types import is_monitored
 from fedquit.data.federated import FederatedData
 from fedquit.engine.api import Ask, ClientIndices, LocalResult, client_memory, make_reply
 from fedquit.engine.cuda.ops import kernels_available
+from fedquit.engine.local_layers import after_visit, at_client, own_layers
 from fedquit.engine.optim import OPTIMIZERS
 from fedquit.engine.plan import make_plan
 from fedquit.engine.precision import Precision, computing
@@ -115,7 +117,11 @@ class StackedEngine:
             results: dict[ClientId, LocalResult] = {}
             for alike in _grouped(jobs):
                 results.update(self._train_alike(task, alike))
-            return [make_reply(self.memory, job.client, len(job.indices.at), results[job.client]) for job in jobs]
+            return [self._reply(task, job, results[job.client]) for job in jobs]
+
+    def _reply(self, task: Task, job: Job, result: LocalResult) -> Reply:
+        examples = len(job.indices.at)
+        return make_reply(self.memory, job.client, examples, after_visit(task, job.layers, result, examples))
 
     def _jobs(self, ask: Ask, task: Task, clients: Sequence[ClientId]) -> list[Job]:
         """Plan each client's work; clients without a memory share what the task prepares from what all were sent."""
@@ -128,12 +134,14 @@ class StackedEngine:
             seed = ask.address.seed_for(client)
             plan = make_plan(len(indices.at), task.local, seed, label_shape, draws)
             own = client_memory(self.memory, task, client)
-            if own:
-                prepared = self._prepared(task, {**ask.sent, **own})
+            layers = own_layers(self.model, ask, own)
+            own = {name: params for name, params in own.items() if name != LAYERS}
+            if own or layers:
+                prepared = self._prepared(task, {**at_client(self.model, ask, layers).sent, **own})
             else:
                 common = common or self._prepared(task, ask.sent)
                 prepared = common
-            jobs.append(Job(client, indices, plan, *prepared, seed))
+            jobs.append(Job(client, indices, plan, *prepared, seed, layers))
         return jobs
 
     def _prepared(self, task: Task, sent: Sent) -> tuple[Sent, Params]:

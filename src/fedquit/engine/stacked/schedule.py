@@ -9,7 +9,7 @@ and the padding has weight 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class Job:
         sent: What it was sent, what it had in its memory, and what the task prepared from that.
         start: The parameters that it begins with.
         seed: Of the random numbers inside a network that drops.
+        layers: The client's own BatchNorm as it begins, where that is local.
     """
 
     client: ClientId
@@ -38,6 +39,7 @@ class Job:
     sent: Sent
     start: Params
     seed: int = 0
+    layers: Params = field(default_factory=dict)
 
     @property
     def steps(self) -> int:

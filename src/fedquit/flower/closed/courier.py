@@ -82,10 +82,10 @@ class Courier:
     def _requests(self) -> list[str]:
         """The ids of the newest requests in the outbox, by the names of their files."""
         try:
-            found = [(entry.stat(follow_symlinks=False).st_mtime, entry.name) for entry in os.scandir(self._outbox)]
+            files = [(entry.stat(follow_symlinks=False).st_mtime, entry.name) for entry in os.scandir(self._outbox)]
         except OSError:
             return []
-        names = [name.removesuffix(".json") for _, name in sorted(found) if name.endswith(".json")]
+        names = [name.removesuffix(".json") for _, name in sorted(files) if name.endswith(".json")]
         return [name for name in names if len(name) == ID_LENGTH and name.isalnum()][-MAX_REQUESTS:]
 
     @property

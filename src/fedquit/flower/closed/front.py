@@ -151,23 +151,23 @@ class Front:
     async def _serve_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sha256: str, peer: str
     ) -> None:
-        found = self.site_of(sha256)
-        if isinstance(found, rules.Refusal):
-            self._note(peer=peer, refused=found.reason)
+        site = self.site_of(sha256)
+        if isinstance(site, rules.Refusal):
+            self._note(peer=peer, refused=site.reason)
             writer.transport.abort()
             return
-        if Counter(name for name, _ in self._connections.values())[found.name] >= MAX_CONNECTIONS:
-            self._note(site=found.name, peer=peer, refused="too many connections at once")
+        if Counter(name for name, _ in self._connections.values())[site.name] >= MAX_CONNECTIONS:
+            self._note(site=site.name, peer=peer, refused="too many connections at once")
             writer.transport.abort()
             return
-        self._connections[writer] = (found.name, sha256)
+        self._connections[writer] = (site.name, sha256)
         conversation = _Conversation(self, reader, writer, sha256)
         try:
             await conversation.run()
         except _Ended:
             pass
         except (OSError, TimeoutError, h11.ProtocolError, ssl.SSLError) as error:
-            self._note(site=found.name, peer=peer, cut=_reason(error))
+            self._note(site=site.name, peer=peer, cut=_reason(error))
         finally:
             del self._connections[writer]
             conversation.close()
@@ -383,8 +383,8 @@ class _Conversation:
     async def _refuse(self, site: Site, target: bytes, refusal: rules.Refusal) -> bool:
         """Answer with a refusal; a site is not told what is wrong with the files of the server."""
         self._front.refused(site.name, target, refusal)
-        told = LATER if refusal.status == 503 else refusal.reason
-        await self._answer(refusal.status, f"{told}\n".encode(), last=True)
+        sentence = LATER if refusal.status == 503 else refusal.reason
+        await self._answer(refusal.status, f"{sentence}\n".encode(), last=True)
         return False
 
     async def _greet(self, site: Site) -> bool:

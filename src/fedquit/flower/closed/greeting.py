@@ -42,7 +42,7 @@ def flower_version() -> str:
 
 @dataclass(frozen=True)
 class Greeting:
-    """What one side says of itself."""
+    """The versions of fedquit and Flower on one side, and its Unix time."""
 
     fedquit: str
     flower: str
@@ -50,11 +50,11 @@ class Greeting:
 
     @classmethod
     def own(cls) -> Greeting:
-        """What this side says now."""
+        """Make the greeting of this process, at this moment."""
         return cls(package_version(), flower_version(), time.time())
 
     def as_json(self) -> bytes:
-        """The greeting as it is sent."""
+        """Return the greeting as the bytes of a JSON object."""
         return json.dumps({"fedquit": self.fedquit, "flower": self.flower, "time": round(self.time, 3)}).encode()
 
     @classmethod
@@ -94,7 +94,7 @@ def is_skewed(ahead: float) -> bool:
 
 
 def in_words(seconds: float) -> str:
-    """A time span for a sentence."""
+    """Return a time span in days, hours, minutes or seconds, with the unit's name."""
     for unit, length in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"
@@ -186,7 +186,7 @@ class ServerWatch:
     _said: tuple[str, ...] = ()
 
     def look(self) -> None:
-        """Greet if it is time."""
+        """Greet if the last greeting is long enough ago, and report a change of what is wrong."""
         if time.monotonic() < self._next:
             return
         try:

@@ -44,7 +44,7 @@ def requests_from(body: bytes) -> list[str]:
 
 @dataclass
 class NoticeBoard:
-    """The front's side."""
+    """Takes notices of new requests from sites, so many at a time, and gives receipts."""
 
     folder: Path  # of the server's own files in a project
     address: str  # of the front, for receipts

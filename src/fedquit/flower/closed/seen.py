@@ -20,7 +20,7 @@ WRITE_EVERY = 5.0  # seconds
 
 @dataclass(frozen=True)
 class Seen:
-    """What the front knows of a site."""
+    """The last contact with a site, its versions and its clock."""
 
     time: float  # Unix time of its last request that was let in
     fedquit: str = ""  # its versions, as it last said
@@ -30,7 +30,7 @@ class Seen:
 
 @dataclass
 class SeenSites:
-    """The file, as the front keeps it."""
+    """The last contacts of all sites, in memory, and every few seconds on disk."""
 
     folder: Path
     _sites: dict[str, Seen] = field(init=False)
@@ -41,18 +41,18 @@ class SeenSites:
         self._sites = read_seen(self.folder)
 
     def note(self, name: str, now: float) -> None:
-        """A site was let in."""
+        """Set the time of the last contact; what the site said of itself stays."""
         known = self._sites.get(name, Seen(now))
         self._sites[name] = dataclasses.replace(known, time=now)
         self._changed = True
 
     def note_greeting(self, name: str, said: Greeting, now: float) -> None:
-        """A site said of itself."""
+        """Take the versions from a site's greeting, and how far its clock is ahead of ours."""
         self._sites[name] = Seen(now, said.fedquit, said.flower, round(said.time - now, 1))
         self._changed = True
 
     def write_if_due(self, now: float) -> None:
-        """Write what has changed, every few seconds."""
+        """Write what has changed, `WRITE_EVERY` seconds after the last write, or at once if the clock went back."""
         if self._changed and not 0 <= now - self._written < WRITE_EVERY:
             self._written = now
             self._changed = False

@@ -127,7 +127,7 @@ def serve(
             until_trained=until_trained,
             dead=lambda: link.gave_up if link else "",
             say=say,
-            told=partial(write_told, project.server),
+            announce=partial(write_told, project.server),
         )
 
 

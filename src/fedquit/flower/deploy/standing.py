@@ -142,7 +142,7 @@ def keep_open(
     until_trained: bool = False,
     dead: Callable[[], str] = lambda: "",
     say: Say = lambda _: None,
-    told: Callable[[str], None] = lambda _: None,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Run an app, and run it again whenever there is something to do, until this process is interrupted.
 
@@ -152,7 +152,7 @@ def keep_open(
         until_trained: whether to return after the first run instead.
         dead: why no run can ever succeed again, such as a SuperLink that is given up; "" otherwise.
         say: takes one sentence for the operator.
-        told: takes the sentence that all sites are told: why training pauses, or "".
+        announce: takes the sentence that all sites are told: why training pauses, or "".
 
     Returns:
         The id of the first run, if `until_trained`.
@@ -163,7 +163,7 @@ def keep_open(
     standing.note_start()
     run = run_once()
     paused = str(standing.result.get("paused") or "")
-    told(paused)
+    announce(paused)
     if until_trained:
         if paused:
             raise DeploymentError(f"{paused}. Enrol more, and start the same command again.")
@@ -189,6 +189,6 @@ def keep_open(
             say(f"warning: no run succeeds: {error} The next is tried after {pause:.0f} s.")
         else:
             pause = 0.0
-            told(str(standing.result.get("paused") or ""))
+            announce(str(standing.result.get("paused") or ""))
             if left := standing.note_end():
                 say(left)

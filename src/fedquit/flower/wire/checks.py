@@ -10,8 +10,10 @@ import torch
 from flwr.app import RecordDict
 
 from fedquit.core import SERVER, Effort, Measurement, Model, Params, Part, Program, Reply, Sent, Split, Task
+from fedquit.core.local_layers import shared_part, with_layers
 from fedquit.core.types import examples_used, is_monitored
 from fedquit.engine import Address, Ask, Examples, run_visit
+from fedquit.engine.local_layers import first_layers
 from fedquit.errors import FedquitError
 from fedquit.flower.wire.errors import InvalidMessage
 from fedquit.flower.wire.messages import (
@@ -69,8 +71,9 @@ def _answer_without_examples(task: Task | Program, model: Model, sent: Sent) -> 
         nothing = Examples.unmarked(torch.zeros(0), torch.zeros(0, dtype=torch.long))
         _, result = run_visit(model, ask, SERVER, dict.fromkeys(ask.splits, nothing), {})
         return result.answer
-    prepared = task.prepare(model, sent)
-    return task.answer(task.begin(prepared), prepared)
+    layers = first_layers(model, run_seed=0)
+    prepared = task.prepare(model, with_layers(model, sent, layers) if layers else sent)
+    return shared_part(model, task.answer(task.begin(prepared), prepared))
 
 
 def answer_from_records(content: RecordDict, question: Question, expected: ExpectedReply) -> Answer:
@@ -154,7 +157,7 @@ def _check_size(content: RecordDict, expected: ExpectedReply) -> None:
 def _checked_params(params: Params, expected: ExpectedReply) -> Params:
     like = expected.like
     unexpected = params.keys() ^ like.keys() if expected.whole else params.keys() - like.keys()
-    if unexpected or not params:
+    if unexpected or (like and not params):
         names = ", ".join(sorted(unexpected)[:3]) or "none at all"
         raise InvalidMessage(f"it has other parameters than asked for ({names}).")
     for name, tensor in params.items():
