@@ -210,6 +210,12 @@ def test_a_folder_that_was_copied_in_part_is_refused(missing: str, sentence: str
     assert contents(old / "state") == before
 
 
+def test_a_list_of_clients_without_one_that_the_ledger_names_is_refused(old: Path, project: Project) -> None:
+    clients = json.loads((old / "state" / "clients.json").read_text())
+    (old / "state" / "clients.json").write_text(json.dumps(clients[:2]))
+    refused(project, old, r"speaks of client 2, whom clients\.json does not list, .*copied in part")
+
+
 def refused(project: Project, old: Path, sentence: str, **options: dict[int, str]) -> None:
     with pytest.raises(FedquitError, match=sentence) as error:
         take_over(project, old / "state", **options)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,9 @@ from typing import Any, Literal
 from fedquit.core import ClientId, Request
 from fedquit.errors import StoreError
 from fedquit.flower.outbox import WITHDRAWN, Kind, Receipt, now
+from fedquit.flower.roster import FILE as CLIENTS
 from fedquit.flower.roster import mend_irreplaceable, read_irreplaceable
-from fedquit.flower.twice import kept, write_json_twice
+from fedquit.flower.twice import RESTORE_STATE, kept, write_json_twice
 from fedquit.running.lifecycle import Life, Phase
 from fedquit.running.membership import Membership
 
@@ -169,6 +170,11 @@ class Ledger:
         return bool(self.entries or self.erased or self.phase.trained)
 
     @property
+    def clients(self) -> frozenset[ClientId]:
+        """All numbers that it names."""
+        return clients_of(self.entries.values(), self.erased)
+
+    @property
     def waiting(self) -> list[Erasure]:
         """Received, and not begun."""
         return [e for e in self.entries.values() if e.status == "received"]
@@ -231,6 +237,30 @@ def read_phase(state: Path) -> tuple[Phase, frozenset[ClientId]]:
         return _phase(content), frozenset(content["erased"])
     except (KeyError, TypeError, ValueError) as error:
         raise _no_ledger(state) from error
+
+
+def clients_of(entries: Iterable[Erasure], erased: Iterable[ClientId]) -> frozenset[ClientId]:
+    """All numbers of clients that requests and the list of the forgotten name."""
+    return frozenset({*erased, *(entry.client for entry in entries)})
+
+
+def require_listed(state: Path, named: Collection[ClientId], listed: Collection[ClientId]) -> None:
+    """Refuse a list of clients that is older than the ledger: the next client would get another one's number.
+
+    Args:
+        state: the server's state folder.
+        named: the numbers that the ledger names.
+        listed: the numbers in the list of clients.
+
+    Raises:
+        StoreError: if the list lacks one.
+    """
+    missing = sorted(set(named) - set(listed))
+    if missing:
+        raise StoreError(
+            f"{FILE} in {state} speaks of client {missing[0]}, whom {CLIENTS} does not list, as in a folder that was "
+            f"copied in part: {RESTORE_STATE}."
+        )
 
 
 def is_closed(state: Path) -> bool:

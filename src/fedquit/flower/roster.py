@@ -81,7 +81,7 @@ def mend_irreplaceable(path: Path, kind: type, say: Callable[[str], None]) -> An
 
 
 class Roster:
-    """All clients that ever were, on disk.
+    """All clients that ever were, on disk: for the one process that holds the state folder, see `read_members`.
 
     Args:
         state: the server's state folder.
@@ -213,8 +213,9 @@ class Roster:
 
 
 def read_members(state: Path) -> list[Member]:
-    """All clients that ever were, by number, for whoever only looks."""
-    return sorted(map(_member, read_irreplaceable(state / FILE, list)), key=lambda member: member.number)
+    """All clients that ever were, by number, for whoever only looks; nothing is written. None where nobody was."""
+    listed = read_irreplaceable(state / FILE, list) if kept(state / FILE) else []
+    return sorted(map(_member, listed), key=lambda member: member.number)
 
 
 def _member(content: Mapping[str, Any]) -> Member:

@@ -35,7 +35,7 @@ from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.intake import Intake
-from fedquit.flower.ledger import Erasure, Ledger
+from fedquit.flower.ledger import Erasure, Ledger, require_listed
 from fedquit.flower.log_lines import printable
 from fedquit.flower.membership import FILE as SITES
 from fedquit.flower.membership import Membership, read_membership
@@ -263,6 +263,7 @@ class _Server:
                 f"{self.folder.path} has no {self.roster.path.name}, which says who is who, as a folder that was "
                 f"copied in part: {RESTORE_STATE}."
             )
+        require_listed(self.folder.path, self.ledger.clients, self.roster.members)
 
     def _has_trained(self, file: TwinStateFile) -> bool:
         stored = file.load()

@@ -372,13 +372,14 @@ class Registrar:
 
     def _is_forgotten(self, site: Site) -> bool:
         """Whether the server has erased a site, as its list of clients says."""
-        from fedquit.flower.roster import FORGOTTEN, Roster
+        from fedquit.flower.roster import FORGOTTEN, read_members
 
         try:
-            member = Roster(self.state).by_key(f"key:{site.fingerprints[0]}")
+            members = read_members(self.state)
         except FedquitError:  # damaged: the server says so
             return False
-        return member is not None and member.standing == FORGOTTEN
+        key = f"key:{site.fingerprints[0]}"
+        return any(member.key == key and member.standing == FORGOTTEN for member in members)
 
     def forget_unknown_nodes(self) -> None:
         """Register again what the SuperLink does not know, for example because its database was replaced."""

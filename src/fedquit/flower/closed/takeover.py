@@ -28,7 +28,7 @@ from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.sites import Site, Sites, change_sites, check_name
 from fedquit.flower.identity import fingerprint
-from fedquit.flower.ledger import close_ledger, is_closed, read_phase
+from fedquit.flower.ledger import clients_of, close_ledger, is_closed, read_entries, read_phase, require_listed
 from fedquit.flower.roster import FILE as CLIENTS
 from fedquit.flower.roster import Member, read_members
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER
@@ -124,6 +124,8 @@ def require_whole(state: Path) -> frozenset[ClientId]:
         missing = "before.safetensors, which the request at hand needs"
     if missing:
         raise StoreError(f"{state} has no {missing}, as a folder that was copied in part: {RESTORE_STATE}.")
+    listed = {member.number for member in read_members(state)}
+    require_listed(state, clients_of(read_entries(state), forgotten), listed)
     return forgotten
 
 
