@@ -27,15 +27,18 @@ from typer.testing import CliRunner
 
 from fedquit.cli import app as fedquit
 from fedquit.errors import FedquitError, InputError, StoreError
+from fedquit.flower.closed.binding import bind
 from fedquit.flower.closed.project import Project
+from fedquit.flower.closed.service import open_federation
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.takeover import take_over
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.in_process import SUPERLINK
-from fedquit.flower.ledger import read_entries
+from fedquit.flower.ledger import project_of, read_entries, write_project
 from fedquit.flower.membership import write_membership
 from fedquit.flower.server import ServerResult, serve
+from fedquit.flower.twice import write_json_twice
 from fedquit.running.store import locked
 from flower.closed_world import new_project
 from flower.grid_world import Hurried, InProcess, Node
@@ -129,7 +132,10 @@ def test_each_key_becomes_a_site_and_nothing_of_the_old_state_is_lost(old: Path,
     after = contents(state)
     assert after.keys() - before.keys() == {"ledger.copy.json", "ledger.sha256"}
     ledger = json.loads(before["ledger.json"])
-    assert json.loads(after["ledger.json"]) == {**ledger, "claim": {**ledger["claim"], "closed": True}}
+    assert json.loads(after["ledger.json"]) == {
+        **ledger,
+        "claim": {**ledger["claim"], "closed": True, "project": project.fingerprint},
+    }
     assert {name for name in before if after.get(name) != before[name]} == {"ledger.json"}
 
 
@@ -155,6 +161,68 @@ def test_a_takeover_that_was_killed_is_finished_by_the_next(
     take_over(project, old / "state")
     assert json.loads((old / "state" / "ledger.json").read_text())["claim"]["closed"]
     assert len(project.sites) == 3
+
+
+def test_a_takeover_that_was_killed_is_finished_by_no_other_project(
+    old: Path, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two projects have the same sites, and both may serve one state directory."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("change_sites", "close_ledger"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"fedquit.flower.closed.takeover.{name}", killed)
+            with pytest.raises(KeyboardInterrupt):
+                take_over(project, old / "state")
+        refused(new_project(tmp_path / name), old, "serve it with the project that it belongs to")
+    assert len(take_over(project, old / "state").members) == 0, "all are sites since the second time"
+    assert len(project.sites) == 3
+
+
+def test_another_project_does_not_serve_the_state(
+    old: Path, project: Project, task: ModuleType, tmp_path: Path
+) -> None:
+    """It would revoke everybody, and the request that waits would withdraw the model."""
+    state = old / "state"
+    other = new_project(tmp_path / "other")
+    with pytest.raises(StoreError, match=r"no client of .* is a site of .*taken over first"):
+        open_federation(other, state).__enter__()
+    take_over(project, state)
+    write_membership(state, project.sites.values())
+    before = contents(state)
+    with pytest.raises(StoreError, match="serve it with the project that it belongs to") as refusal:
+        open_federation(other, state).__enter__()
+    assert project.fingerprint[:16] in str(refusal.value)
+    assert contents(state) == before, "before the list of sites is written"
+    write_project(state, other.fingerprint)
+    with pytest.raises(StoreError, match="give the --project that it belongs to"):
+        served(clinics(task, old, project), task, state)
+    assert [entry.client for entry in read_entries(state)] == [2], "the operator's request still waits"
+    bind(project, state)
+    assert served(clinics(task, old, project), task, state).erased == {1, 2}
+
+
+def test_a_closed_state_from_before_fingerprints_is_bound_at_its_next_start(
+    old: Path, project: Project, task: ModuleType, tmp_path: Path
+) -> None:
+    state = old / "state"
+    take_over(project, state)
+    ledger = json.loads((state / "ledger.json").read_text())
+    del ledger["claim"]["project"]
+    write_json_twice(state / "ledger.json", ledger)
+    write_membership(state, project.sites.values())
+    bind(project, state)
+    assert project_of(state) == "", "the server app may be running: nobody else writes to its ledger"
+    served(clinics(task, old, project), task, state)
+    assert project_of(state) == project.fingerprint
+    log = (state / "events.jsonl").read_text()
+    assert log.count(f"belongs to the project {project.fingerprint[:16]} from now on") == 1
+    served(clinics(task, old, project), task, state)
+    assert (state / "events.jsonl").read_text().count("from now on") == 1
+    with pytest.raises(StoreError, match="serve it with the project that it belongs to"):
+        bind(new_project(tmp_path / "other"), state)
 
 
 def test_the_request_that_waited_is_served_and_a_forgotten_client_stays_forgotten(

@@ -19,13 +19,14 @@ from fedquit.errors import StoreError
 from fedquit.flower.outbox import WITHDRAWN, Kind, Receipt, now
 from fedquit.flower.roster import FILE as CLIENTS
 from fedquit.flower.roster import mend_irreplaceable, read_irreplaceable
-from fedquit.flower.twice import RESTORE_STATE, kept, write_json_twice
+from fedquit.flower.twice import RESTORE_STATE, kept, read_json_either, write_json_twice
 from fedquit.running.lifecycle import Life, Phase
 from fedquit.running.membership import Membership
 
 Status = Literal["received", "started", "unlearned", "recovered", "done", "failed", "withdrawn"]
 SCHEMA = 1
 FILE = "ledger.json"
+PROJECT = "project.json"  # the fingerprint of the project that serves, which the server app notes in the ledger
 MODEL_WITHDRAWN = "withdrawal"  # in the place of a method: the model was dropped
 
 
@@ -83,6 +84,7 @@ class Ledger:
 
     Attributes:
         closed: whether the federation has, or ever had, a list of sites.
+        project: the fingerprint of the project that it belongs to; "" where that is not known.
     """
 
     def __init__(self, state: Path, claim: Mapping[str, Any], say: Callable[[str], None] = lambda _: None) -> None:
@@ -92,6 +94,7 @@ class Ledger:
         self.erased: frozenset[ClientId] = frozenset()
         self.federation = secrets.token_hex(8)
         self.closed = False
+        self.project = ""
         if kept(self.path):
             self._load(claim, say)
         self._claim = dict(claim)
@@ -107,6 +110,7 @@ class Ledger:
                 "or take another state folder."
             )
         self.closed = bool(content["claim"].get("closed"))
+        self.project = str(content["claim"].get("project", ""))
         self.federation = content["federation"]
         self.erased = frozenset(content["erased"])
         for entry in content["entries"]:
@@ -120,10 +124,11 @@ class Ledger:
 
     def save(self) -> None:
         """Replace what is on disk."""
+        bound = {"project": self.project} if self.project else {}
         content = {
             "schema": SCHEMA,
             "federation": self.federation,
-            "claim": {**self._claim, "closed": self.closed},
+            "claim": {**self._claim, "closed": self.closed, **bound},
             "phase": dataclasses.asdict(self.phase),
             "erased": sorted(self.erased),
             "entries": [dataclasses.asdict(e) for e in self.entries.values()],
@@ -266,6 +271,35 @@ def require_listed(state: Path, named: Collection[ClientId], listed: Collection[
 def is_closed(state: Path) -> bool:
     """Whether the federation of a state directory has, or ever had, a list of sites."""
     return bool(_read(state)["claim"].get("closed"))
+
+
+def write_project(state: Path, project: str) -> None:
+    """Write for the server app which project serves a state directory: the fingerprint of its authority."""
+    write_json_twice(state / PROJECT, {"project": project})
+
+
+def read_project(state: Path) -> str:
+    """The fingerprint that `write_project` wrote; "" where it was never called."""
+    if not kept(state / PROJECT):
+        return ""
+    return str(read_json_either(state / PROJECT, "which project serves")["project"])
+
+
+def project_of(state: Path) -> str:
+    """The fingerprint of the project that a state directory belongs to; "" where its ledger does not say so."""
+    return str(_read(state)["claim"].get("project", ""))
+
+
+def bind_ledger(state: Path, project: str) -> None:
+    """Note which project a federation belongs to, while no server runs.
+
+    Args:
+        state: the server's state folder.
+        project: the fingerprint of its authority.
+    """
+    content = _read(state)
+    if project_of(state) != project:
+        write_json_twice(state / FILE, {**content, "claim": {**content["claim"], "project": project}})
 
 
 def close_ledger(state: Path) -> None:

@@ -162,6 +162,8 @@ def open_federation(
         patience: seconds for the SuperLink to answer.
         say: takes one sentence for the operator.
     """
+    from fedquit.flower.closed.binding import bind  # it needs PyTorch, which a site's node does without
+
     project = Project(project.folder.resolve())  # processes start in other folders
     state = make_private_folder(state.resolve())
     make_private_folder(project.server)
@@ -170,6 +172,7 @@ def open_federation(
         only_one(project.server / "lock", f"another `fedquit flower serve` runs {project.folder}: stop it first."),
         only_one(state / STATE_LOCK, f"another project is served on {state}: stop it, or give another --state."),
     ):
+        bind(project, state)
         if app is not None:
             write_private_json(project.server / SERVED, {"app": str(app.resolve()), "state": str(state)})
         with processes(project, state, app_user, patience, say) as federation:

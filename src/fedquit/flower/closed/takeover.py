@@ -2,8 +2,9 @@
 """Takes a deployment from before the closed federation over: each node key that it knows becomes a site.
 
 The state directory stays where it is and stays whole. A copy of it would keep a model that later erasures do not
-reach. Two things are written: the sites in the project, then the word `closed` in the ledger, after which nobody
-serves the state directory without a list of sites. A takeover that was killed in between is done again.
+reach. Three things are written: in the ledger which project it belongs to, the sites in the project, then the word
+`closed` in the ledger, after which nobody serves the state directory without a list of sites. A takeover that was
+killed in between is done again, by the same project.
 """
 
 from __future__ import annotations
@@ -25,10 +26,19 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from fedquit.core import ClientId
 from fedquit.errors import InputError, StoreError
+from fedquit.flower.closed.binding import GO_BACK, require_own_ledger
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.sites import Site, Sites, change_sites, check_name
 from fedquit.flower.identity import fingerprint
-from fedquit.flower.ledger import clients_of, close_ledger, is_closed, read_entries, read_phase, require_listed
+from fedquit.flower.ledger import (
+    bind_ledger,
+    clients_of,
+    close_ledger,
+    is_closed,
+    read_entries,
+    read_phase,
+    require_listed,
+)
 from fedquit.flower.roster import FILE as CLIENTS
 from fedquit.flower.roster import Member, read_members
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER
@@ -86,6 +96,7 @@ def take_over(
     """
     forgotten = require_whole(state)
     with locked(state), locked(state / FOLDER):  # the second is held between two runs, too
+        require_own_ledger(project, state)
         members = read_members(state)
         known = [*_registered(state), *(_read_key(name, path) for name, path in (keys or {}).items())]
         by_identity = {key.identity: key for key in known}
@@ -94,11 +105,12 @@ def take_over(
         missing = [member for member in missing if member not in lost]
         if missing and is_closed(state):
             raise StoreError(
-                f"{state} is of a closed federation, and {missing[0].title} is no site of this project: serve it with "
-                "the project that it belongs to."
+                f"{state} is of a closed federation, and {missing[0].title} is no site of this project: {GO_BACK}."
             )
         _require_keys(missing, by_identity)
         new = _new_sites(missing, by_identity, names or {})
+        _require_unused_names(project.sites, list(new.values()))
+        bind_ledger(state, project.fingerprint)
         if new:
             change_sites(project.folder, lambda sites: _add(sites, list(new.values())))
         close_ledger(state)
@@ -225,8 +237,12 @@ def _site(name: str, member: Member, key: Key, now: float) -> Site:
     )
 
 
-def _add(sites: dict[str, Site], new: Sequence[Site]) -> None:
+def _require_unused_names(sites: Sites, new: Sequence[Site]) -> None:
     for site in new:
         if site.name in sites:
             raise InputError(f"the project has another site {site.name}: give --name with another name for the client.")
-        sites[site.name] = site
+
+
+def _add(sites: dict[str, Site], new: Sequence[Site]) -> None:
+    _require_unused_names(sites, new)
+    sites |= {site.name: site for site in new}
