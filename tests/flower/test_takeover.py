@@ -7,6 +7,7 @@ flower serve` with TLS and three members, of which clinic-2 was forgotten; then 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import shutil
@@ -15,9 +16,10 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,7 @@ from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.in_process import SUPERLINK
 from fedquit.flower.ledger import project_of, read_entries, write_project
 from fedquit.flower.membership import write_membership
+from fedquit.flower.outbox import Inbox
 from fedquit.flower.server import ServerResult, serve
 from fedquit.flower.twice import write_json_twice
 from fedquit.running.store import locked
@@ -97,8 +100,6 @@ def clinics(task: ModuleType, old: Path, project: Project) -> InProcess:
 
 
 def served(grid: InProcess, task: ModuleType, state: Path, **changes: object) -> ServerResult:
-    from flwr.app import Context, RecordDict
-
     settings = {
         "fedquit.state": str(state),
         "fedquit.train.rounds": 3,
@@ -109,6 +110,12 @@ def served(grid: InProcess, task: ModuleType, state: Path, **changes: object) ->
         "fedquit.floor": 1,
         **changes,
     }
+    return run(grid, task, settings)
+
+
+def run(grid: InProcess, task: ModuleType, settings: Mapping[str, Any]) -> ServerResult:
+    from flwr.app import Context, RecordDict
+
     context = Context(1, SUPERLINK, {}, RecordDict(), {})
     return serve(grid, context, model=lambda _: task.Net(), config=ServerConfig.of(settings), clock=Hurried().clock)
 
@@ -245,6 +252,53 @@ def test_the_request_that_waited_is_served_and_a_forgotten_client_stays_forgotte
     assert "train.fedquit" in grid.nodes[100].asked
 
 
+def test_served_as_the_command_says_the_model_stays(old: Path, project: Project, task: ModuleType) -> None:
+    """One site stays, below the floor of a closed federation: a request that waits would withdraw the model."""
+    state = old / "state"
+    taken = take_over(project, state)
+    assert taken.staying == 1, "clinic-2 was forgotten, and clinic-1 is about to be"
+    assert taken.settings_to_serve == {**taken.settings, "fedquit.floor": 1}
+    write_membership(state, project.sites.values())
+    settings = {**taken.settings_to_serve, "fedquit.state": str(state)}
+    result = run(clinics(task, old, project), task, settings)
+    assert [(entry.status, entry.method) for entry in result.erasures] == [("done", "fedquit")] * 2
+    assert result.rounds == 2, "none of the rounds is lost"
+
+
+def test_the_floor_counts_who_stays(old: Path, project: Project) -> None:
+    state = old / "state"
+    shutil.rmtree(state / "requests")
+    taken = take_over(project, state)
+    assert (taken.staying, taken.floor) == (2, 3)
+    chosen = dataclasses.replace(taken, settings={"fedquit.floor": 3})
+    assert chosen.settings_to_serve == chosen.settings, "what the operator has set stays"
+    assert "as it was set: training pauses" in chosen.warning
+    assert "unless you set fedquit.floor=2" in chosen.warning
+    enough = dataclasses.replace(taken, settings={"fedquit.floor": 2})
+    assert (enough.settings_to_serve, enough.warning) == (enough.settings, "")
+    Inbox(state).file(taken.members["clinic-0"].key)
+    assert take_over(project, state).staying == 1
+    project.revoke("clinic-1")
+    nobody = take_over(project, state)
+    assert nobody.staying == 0
+    assert nobody.settings_to_serve == nobody.settings
+    assert "Enrol more sites before you serve it" in nobody.warning
+
+
+@pytest.mark.parametrize(("status", "staying"), [("received", 1), ("recovered", 1), ("failed", 2), ("withdrawn", 2)])
+def test_a_request_in_the_ledger_counts_while_it_is_open(
+    status: str, staying: int, old: Path, project: Project
+) -> None:
+    state = old / "state"
+    shutil.rmtree(state / "requests")
+    ledger = json.loads((state / "ledger.json").read_text())
+    ledger["entries"].append({**ledger["entries"][0], "id": "r0002", "client": 1, "request": "0b", "status": status})
+    write_json_twice(state / "ledger.json", ledger)
+    assert take_over(project, state).staying == staying
+    Inbox(state).withdraw("r0002")
+    assert take_over(project, state).staying == (2 if status == "received" else staying), "it is taken back"
+
+
 def test_a_site_goes_on_with_the_key_that_it_had(old: Path, project: Project, tmp_path: Path) -> None:
     take_over(project, old / "state")
     identity = project.sites["clinic-0"].fingerprints
@@ -359,6 +413,8 @@ def test_the_command_says_what_comes_next(old: Path, project: Project) -> None:
     assert done.exit_code == 0, done.output
     assert "client 1 is the site clinic-1, with 473 examples" in done.output
     assert "--set fedquit.train.rounds=2" in done.output
+    assert "--set fedquit.floor=1" in done.output
+    assert "without fedquit.floor=1 training pauses, and a request to be forgotten drops the model" in done.output
     assert "nothing was changed" in CliRunner().invoke(fedquit, command).output
 
 

@@ -29,6 +29,7 @@ from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed.binding import GO_BACK, require_own_ledger
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.sites import Site, Sites, change_sites, check_name
+from fedquit.flower.config import CLOSED_FLOOR
 from fedquit.flower.identity import fingerprint
 from fedquit.flower.ledger import (
     bind_ledger,
@@ -39,6 +40,7 @@ from fedquit.flower.ledger import (
     read_phase,
     require_listed,
 )
+from fedquit.flower.outbox import Inbox
 from fedquit.flower.roster import FILE as CLIENTS
 from fedquit.flower.roster import Member, read_members
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER
@@ -48,6 +50,7 @@ from fedquit.running.store import locked
 
 TAKEN_OVER = "taken over"
 STATE_SETTING = "fedquit.state"
+FLOOR_SETTING = "fedquit.floor"
 UNREGISTERED = "unregistered"  # in Flower's database: the operator has removed the node
 
 
@@ -74,6 +77,35 @@ class Takeover:
     forgotten: tuple[Member, ...] = ()  # who were forgotten before and have no site, because their key is not known
     never_here: tuple[str, ...] = ()  # keys that were registered and never took part, by name
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the last run, where it is known
+    staying: int = CLOSED_FLOOR  # sites that take part once the requests that wait are served
+
+    @property
+    def floor(self) -> int:
+        """With which the last settings would serve it: a closed federation has one of its own."""
+        floor = self.settings.get(FLOOR_SETTING, 0)
+        return floor if isinstance(floor, int) and floor > 0 else CLOSED_FLOOR
+
+    @property
+    def settings_to_serve(self) -> Mapping[str, Any]:
+        """Those of the last run; with a lower floor where none was set, or a request that waits drops the model."""
+        chosen = self.settings.get(FLOOR_SETTING)
+        if chosen or not 0 < self.staying < self.floor:
+            return self.settings
+        return {**self.settings, FLOOR_SETTING: self.staying}
+
+    @property
+    def warning(self) -> str:
+        """What the operator must know of the floor; "" where enough sites stay."""
+        if self.staying >= self.floor:
+            return ""
+        begin = f"warning: {self.staying} of the sites stay once the requests that wait are served, and the floor is "
+        end = "training pauses, and a request to be forgotten drops the model with all that it has learned"
+        if self.staying == 0:
+            return f"{begin}{self.floor}: {end}. Enrol more sites before you serve it."
+        setting = f"{FLOOR_SETTING}={self.staying}"
+        if self.settings_to_serve is self.settings:
+            return f"{begin}{self.floor}, as it was set: {end}, unless you set {setting} or enrol more sites first."
+        return f"{begin}{self.floor} in a closed federation: without {setting} {end}."
 
 
 def take_over(
@@ -120,6 +152,7 @@ def take_over(
             forgotten=lost,
             never_here=_never_here(known, members, project.sites),
             settings=_last_settings(state),
+            staying=_staying(project.sites, members, forgotten | _leaving(state, members)),
         )
 
 
@@ -139,6 +172,25 @@ def require_whole(state: Path) -> frozenset[ClientId]:
     listed = {member.number for member in read_members(state)}
     require_listed(state, clients_of(read_entries(state), forgotten), listed)
     return forgotten
+
+
+def _leaving(state: Path, members: Sequence[Member]) -> frozenset[ClientId]:
+    """The clients whose request to be forgotten waits or is being served, in the ledger or as the operator's file."""
+    filed = list(Inbox(state).waiting())
+    taken_back = {request.withdraws for request in filed}
+    numbers = {member.key: member.number for member in members}
+    leaving = {numbers[request.client] for request in filed if request.client in numbers}
+    for entry in read_entries(state):
+        is_taken_back = entry.status == "received" and entry.id in taken_back
+        if entry.open and entry.kind == "client" and not is_taken_back:
+            leaving.add(entry.client)
+    return frozenset(leaving)
+
+
+def _staying(sites: Sites, members: Sequence[Member], gone: frozenset[ClientId]) -> int:
+    """How many sites are neither revoked nor one of the clients that are gone."""
+    keys = {member.key for member in members if member.number in gone}
+    return sum(site.revoked is None and f"key:{site.fingerprints[0]}" not in keys for site in sites.values())
 
 
 def _registered(state: Path) -> list[Key]:
