@@ -378,6 +378,15 @@ def test_a_key_that_the_operator_had_removed_becomes_a_revoked_site(old: Path, p
     assert [name for name, site in project.sites.items() if site.revoked is not None] == ["clinic-0"]
 
 
+def test_a_key_that_the_operator_had_removed_does_not_come_back_with_its_file(old: Path, project: Project) -> None:
+    """Whoever gives all keys once more need not remember whom he has removed: the database does."""
+    change_database(old, "UPDATE node SET status = 'unregistered' WHERE name = 'clinic-0'")
+    keys = {f"clinic-{i}": old / "keys" / f"clinic-{i}.pub" for i in range(3)}
+    taken = take_over(project, old / "state", keys)
+    assert [name for name, site in project.sites.items() if site.revoked is not None] == ["clinic-0"]
+    assert taken.never_here == ()
+
+
 def change_database(old: Path, sql: str) -> None:
     database = sqlite3.connect(old / "state" / "flower" / "superlink.db")
     database.execute(sql)

@@ -130,8 +130,8 @@ def take_over(
     with locked(state), locked(state / FOLDER):  # the second is held between two runs, too
         require_own_ledger(project, state)
         members = read_members(state)
-        known = [*_registered(state), *(_read_key(name, path) for name, path in (keys or {}).items())]
-        by_identity = {key.identity: key for key in known}
+        given = [_read_key(name, path) for name, path in (keys or {}).items()]
+        by_identity = {key.identity: key for key in [*given, *_registered(state)]}  # it knows who was removed
         missing = [member for member in members if not _has_site(project.sites, member)]
         lost = tuple(m for m in missing if m.number in forgotten and m.key not in by_identity)
         missing = [member for member in missing if member not in lost]
@@ -150,7 +150,7 @@ def take_over(
             sites=tuple(new.values()),
             members={site.name: member for member, site in new.items()},
             forgotten=lost,
-            never_here=_never_here(known, members, project.sites),
+            never_here=_never_here(list(by_identity.values()), members, project.sites),
             settings=_last_settings(state),
             staying=_staying(project.sites, members, forgotten | _leaving(state, members)),
         )
