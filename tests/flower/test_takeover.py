@@ -357,6 +357,24 @@ def test_a_state_that_is_served_is_not_taken_over(old: Path, project: Project) -
             refused(project, old, "another process is running")
 
 
+def test_nothing_is_written_into_a_state_that_is_served(old: Path, project: Project) -> None:
+    """As a server deletes a checkpoint: the file is gone, and its copy is not yet. Nobody may bring the file back."""
+    model = old / "state" / "phases" / "000003" / "state.safetensors"
+    model.rename(model.with_name("state.copy.safetensors"))
+    before = contents(old / "state")
+    with locked(old / "state"):
+        refused(project, old, "another process is running")
+    assert contents(old / "state") == before
+    take_over(project, old / "state")
+    assert model.exists(), "whoever holds the state directory mends it"
+
+
+def test_a_folder_that_is_no_state_directory_is_not_made(project: Project, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no ledger"):
+        take_over(project, tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_keys_that_the_superlink_does_not_have_are_asked_for(old: Path, project: Project) -> None:
     state = old / "state"
     (state / "flower" / "superlink.db").unlink()

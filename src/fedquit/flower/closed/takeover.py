@@ -126,8 +126,9 @@ def take_over(
         InputError: if somebody cannot become a site.
         StoreError: if the state directory is not whole, or somebody serves it.
     """
-    forgotten = require_whole(state)
+    read_phase(state)  # or there is no state directory, and the lock would make one
     with locked(state), locked(state / FOLDER):  # the second is held between two runs, too
+        forgotten = require_whole(state)
         require_own_ledger(project, state)
         members = read_members(state)
         given = [_read_key(name, path) for name, path in (keys or {}).items()]
@@ -157,7 +158,10 @@ def take_over(
 
 
 def require_whole(state: Path) -> frozenset[ClientId]:
-    """Who was forgotten; raises `StoreError` for a state directory that was copied in part, or that is none."""
+    """Who was forgotten; raises `StoreError` for a state directory that was copied in part, or that is none.
+
+    A checkpoint that has only its copy is written anew, so nobody else may use the state directory.
+    """
     phase, forgotten = read_phase(state)
     folder = StateFolder(state)
     missing = ""
