@@ -25,6 +25,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from typer.testing import CliRunner
 
 from fedquit.cli import app as fedquit
@@ -39,7 +40,8 @@ from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.in_process import SUPERLINK
 from fedquit.flower.ledger import project_of, read_entries, write_project
 from fedquit.flower.membership import write_membership
-from fedquit.flower.outbox import Inbox
+from fedquit.flower.outbox import Inbox, Outbox
+from fedquit.flower.phases import Phases
 from fedquit.flower.server import ServerResult, serve
 from fedquit.flower.twice import write_json_twice
 from fedquit.running.store import locked
@@ -83,7 +85,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in paths if not p.name.endswith(("-wal", "-shm", ".lock"))}
 
 
-def clinics(task: ModuleType, old: Path, project: Project) -> InProcess:
+def clinics(task: ModuleType, old: Path) -> InProcess:
     """The nodes of the old deployment, with the keys that they had."""
     from flwr.clientapp import ClientApp
 
@@ -95,7 +97,9 @@ def clinics(task: ModuleType, old: Path, project: Project) -> InProcess:
             ClientApp(), model=lambda _: task.Net(), data=lambda _, number=number: task.load_partition(number, 3)
         )
         home = {"partition-id": number, "fedquit-home": str(old / f"home-{number}")}
-        nodes.append(Node(100 + number, app, home, name=name, key=project.sites[name].key_pem))
+        public = load_ssh_public_key((old / "keys" / f"{name}.pub").read_bytes())
+        key = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        nodes.append(Node(100 + number, app, home, name=name, key=key))
     return InProcess(nodes)
 
 
@@ -205,10 +209,10 @@ def test_another_project_does_not_serve_the_state(
     assert contents(state) == before, "before the list of sites is written"
     write_project(state, other.fingerprint)
     with pytest.raises(StoreError, match="give the --project that it belongs to"):
-        served(clinics(task, old, project), task, state)
+        served(clinics(task, old), task, state)
     assert [entry.client for entry in read_entries(state)] == [2], "the operator's request still waits"
     bind(project, state)
-    assert served(clinics(task, old, project), task, state).erased == {1, 2}
+    assert served(clinics(task, old), task, state).erased == {1, 2}
 
 
 def test_a_closed_state_from_before_fingerprints_is_bound_at_its_next_start(
@@ -222,11 +226,11 @@ def test_a_closed_state_from_before_fingerprints_is_bound_at_its_next_start(
     write_membership(state, project.sites.values())
     bind(project, state)
     assert project_of(state) == "", "the server app may be running: nobody else writes to its ledger"
-    served(clinics(task, old, project), task, state)
+    served(clinics(task, old), task, state)
     assert project_of(state) == project.fingerprint
     log = (state / "events.jsonl").read_text()
     assert log.count(f"belongs to the project {project.fingerprint[:16]} from now on") == 1
-    served(clinics(task, old, project), task, state)
+    served(clinics(task, old), task, state)
     assert (state / "events.jsonl").read_text().count("from now on") == 1
     with pytest.raises(StoreError, match="serve it with the project that it belongs to"):
         bind(new_project(tmp_path / "other"), state)
@@ -238,9 +242,9 @@ def test_the_request_that_waited_is_served_and_a_forgotten_client_stays_forgotte
     state = old / "state"
     take_over(project, state)
     with pytest.raises(StoreError, match="closed federation"):  # and never again without its sites
-        served(clinics(task, old, project), task, state)
+        served(clinics(task, old), task, state)
     write_membership(state, project.sites.values())
-    grid = clinics(task, old, project)
+    grid = clinics(task, old)
     result = served(grid, task, state)
     first, second = read_entries(state)
     assert (first.id, first.client, first.status, first.told) == ("r0001", 2, "done", True)
@@ -260,7 +264,7 @@ def test_served_as_the_command_says_the_model_stays(old: Path, project: Project,
     assert taken.settings_to_serve == {**taken.settings, "fedquit.floor": 1}
     write_membership(state, project.sites.values())
     settings = {**taken.settings_to_serve, "fedquit.state": str(state)}
-    result = run(clinics(task, old, project), task, settings)
+    result = run(clinics(task, old), task, settings)
     assert [(entry.status, entry.method) for entry in result.erasures] == [("done", "fedquit")] * 2
     assert result.rounds == 2, "none of the rounds is lost"
 
@@ -297,6 +301,45 @@ def test_a_request_in_the_ledger_counts_while_it_is_open(
     assert take_over(project, state).staying == staying
     Inbox(state).withdraw("r0002")
     assert take_over(project, state).staying == (2 if status == "received" else staying), "it is taken back"
+
+
+def test_samples_that_are_being_erased_are_taken_off_the_number_that_is_agreed(
+    old: Path, project: Project, task: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the site counts for what it has given up, and is refused later when it leaves with what it has."""
+    state = old / "state"
+    shutil.rmtree(state / "requests")
+    Outbox(old / "home-0").file(positions=[0, 1, 2, 3])
+
+    def stop_when_started(phases: Phases, *turn: Any) -> None:
+        start(phases, *turn)
+        raise KeyboardInterrupt
+
+    start = Phases._start
+    with monkeypatch.context() as patch:
+        patch.setattr(Phases, "_start", stop_when_started)
+        with pytest.raises(KeyboardInterrupt):
+            served(clinics(task, old), task, state)
+    take_over(project, state)
+    assert project.sites["clinic-0"].examples == 400
+    write_membership(state, project.sites.values())
+    served(clinics(task, old), task, state)
+    member = json.loads((state / "clients.json").read_text())[0]
+    assert (member["examples"], member["erased_samples"]) == (396, 4)
+    Outbox(old / "home-0").file()
+    leaves = served(clinics(task, old), task, state).erasures[-1]
+    assert (leaves.client, leaves.kind, leaves.status, leaves.method) == (0, "client", "done", "fedquit"), leaves.reason
+
+
+def test_samples_that_were_erased_before_are_not_taken_off_again(old: Path, project: Project) -> None:
+    state = old / "state"
+    clients = json.loads((state / "clients.json").read_text())
+    clients[0] |= {"said": 400, "erased_samples": 30}
+    (state / "clients.json").write_text(json.dumps(clients))
+    take_over(project, state)
+    after = json.loads((state / "clients.json").read_text())
+    assert [(member["enrolled"], member["erased_samples"]) for member in after] == [(400, 0), (0, 0), (0, 0)]
+    assert [member["examples"] for member in after] == [400, 473, 563]
 
 
 def test_a_site_goes_on_with_the_key_that_it_had(old: Path, project: Project, tmp_path: Path) -> None:

@@ -171,6 +171,18 @@ class Roster:
             )
         self._save()
 
+    def agree_examples(self, examples: Mapping[ClientId, int]) -> None:
+        """The federation becomes closed: what was erased until now is in the numbers that are agreed.
+
+        Only what a client gives up from now on is taken off, also for a request that has begun.
+
+        Args:
+            examples: how many examples the operator agrees with each client.
+        """
+        for client, agreed in examples.items():
+            self.members[client] = dataclasses.replace(self.members[client], enrolled=agreed, erased_samples=0)
+        self._save()
+
     def note_standing(self, forgotten: Collection[ClientId], revoked: Collection[ClientId]) -> None:
         """Write down who left or came back since the last time.
 

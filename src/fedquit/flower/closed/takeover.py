@@ -2,9 +2,10 @@
 """Takes a deployment from before the closed federation over: each node key that it knows becomes a site.
 
 The state directory stays where it is and stays whole. A copy of it would keep a model that later erasures do not
-reach. Three things are written: in the ledger which project it belongs to, the sites in the project, then the word
-`closed` in the ledger, after which nobody serves the state directory without a list of sites. A takeover that was
-killed in between is done again, by the same project.
+reach. Four things are written, in this order: in the ledger which project it belongs to; the sites, in the project; in
+the list of clients from which number of examples those that erase samples do so; and in the ledger the word `closed`,
+after which nobody serves the state directory without a list of sites. A takeover that was killed in between is done
+again, by the same project.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from fedquit.flower.ledger import (
 )
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.roster import FILE as CLIENTS
-from fedquit.flower.roster import Member, read_members
+from fedquit.flower.roster import Member, Roster, read_members
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER
 from fedquit.flower.state_folder import StateFolder
 from fedquit.flower.twice import RESTORE_STATE, kept
@@ -146,6 +147,8 @@ def take_over(
         bind_ledger(state, project.fingerprint)
         if new:
             change_sites(project.folder, lambda sites: _add(sites, list(new.values())))
+        if not is_closed(state):
+            _agree_examples(state, project.sites)
         close_ledger(state)
         return Takeover(
             sites=tuple(new.values()),
@@ -237,6 +240,14 @@ def _read_key(name: str, path: Path) -> Key:
 
 def _has_site(sites: Sites, member: Member) -> bool:
     return any(f"key:{site.fingerprints[0]}" == member.key for site in sites.values())
+
+
+def _agree_examples(state: Path, sites: Sites) -> None:
+    """Let the numbers of examples that sites have now be those from which clients erase samples."""
+    by_key = {f"key:{site.fingerprints[0]}": site.examples for site in sites.values()}
+    erasing = [m for m in read_members(state) if m.key in by_key and (m.before_erasure or m.erased_samples)]
+    if erasing:
+        Roster(state).agree_examples({member.number: by_key[member.key] for member in erasing})
 
 
 def _never_here(keys: Sequence[Key], members: Sequence[Member], sites: Sites) -> tuple[str, ...]:
