@@ -644,6 +644,8 @@ def test_the_operator_is_told_once_a_day_of_sites_that_cannot_be_heard(project: 
     roster = Roster(tmp_path / "state")
     roster.enrol([(forgotten, 10)])
     roster.note_standing({0}, set())
+    checksum = tmp_path / "state" / "clients.sha256"
+    checksum.write_text("of the list that the server is about to write\n")
     said: list[str] = []
     watcher = registrar(project, tmp_path / "state", said.append)
     now = time.time()
@@ -658,3 +660,4 @@ def test_the_operator_is_told_once_a_day_of_sites_that_cannot_be_heard(project: 
     assert not any("hospital-2" in line or "hospital-3" in line for line in said), "nobody waits for them"
     watcher.warn_of_mute_sites(now + 30 * 86_400)
     assert "answer it with `fedquit flower rotate hospital-1`" in said[-1]
+    assert "about to write" in checksum.read_text(), "who only looks writes nothing there"
