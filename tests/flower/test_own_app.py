@@ -33,7 +33,7 @@ from fedquit.flower import Forgetting, Unlearning, arrays_of, erasable, erasing_
 from fedquit.flower.forgetting import VisibleNodes
 from fedquit.flower.in_process import InProcessGrid, Node
 from fedquit.flower.outbox import Outbox
-from fedquit.flower.own_training import ACTION, QUERY, TRAIN, load_arrays
+from fedquit.flower.own_training import ACTION, BODY, QUERY, TRAIN, load_arrays
 from flower.own_app_page import Files, fine_tuning, keeping, quickstart, write_app
 
 pytestmark = pytest.mark.flower
@@ -475,14 +475,109 @@ def test_a_client_that_cannot_unlearn_is_asked_again_and_then_refused(tmp_path: 
     seen: dict[int, ArrayRecord] = {}
     grid = grid_of(own_app(tmp_path, lr=1e36, batch_size=8))  # the student overflows
     strategy.start(grid, start(), num_rounds=4, evaluate_fn=lambda n, arrays: seen.update({n: arrays}))
-    assert [kind for node, kind in grid.trained() if kind == TRAIN] == [TRAIN] * 2
+    rounds = {"train": 3 * ["train"], TRAIN: [TRAIN]}
+    expected = [kind for one in (TRAIN, "train", TRAIN, "train") for kind in rounds[one]]
+    assert [kind for _, kind in grid.trained()] == expected, "the others train between the two tries"
     assert strategy.erased == frozenset()
     (entry,) = outbox.entries()
     assert entry.status == "refused"
     assert "no longer finite" in entry.reason
-    for name, tensor in seen[2].to_torch_state_dict().items():
-        assert torch.equal(tensor, net().state_dict()[name])  # nothing came of the two tries
-    assert not torch.equal(seen[3].to_torch_state_dict()["0.weight"], net().state_dict()["0.weight"])
+    for after, before in ((1, 0), (3, 2)):  # nothing came of the two tries
+        for name, tensor in seen[after].to_torch_state_dict().items():
+            assert torch.equal(tensor, seen[before].to_torch_state_dict()[name])
+    assert not torch.equal(seen[4].to_torch_state_dict()["0.weight"], seen[3].to_torch_state_dict()["0.weight"])
+
+
+def query_answer(json_text: str) -> Callable[[Message], Message]:
+    return lambda message: Message(RecordDict({BODY: ConfigRecord({"json": json_text})}), reply_to=message)
+
+
+def answering(app: ClientApp, answer: Callable[[Message], Message], to: str = QUERY) -> ClientApp:
+    """An app of a member that answers one kind of message as it likes."""
+
+    def dishonest(message: Message, context: Context) -> Message:
+        return answer(message) if message.metadata.message_type == to else app(message, context)
+
+    return dishonest  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "json_text",
+    [
+        "{",
+        "[" * 100_000,
+        "[]",
+        '{"pending": null}',
+        '{"pending": ["x"]}',
+        '{"pending": [{}]}',
+        '{"pending": [{"id": "../x", "kind": "client"}]}',
+        '{"pending": [{"id": "ab", "kind": "everybody"}]}',
+        '{"pending": [{"id": "ab", "kind": ["client"]}]}',
+    ],
+)
+def test_a_member_that_answers_nonsense_does_not_end_the_run_of_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, json_text: str
+) -> None:
+    app = own_app(tmp_path)
+    grid = grid_of(app)
+    grid.nodes[NODES[0]].app = answering(app, query_answer(json_text))
+    Outbox(tmp_path / "12").file()
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    with logged(caplog):
+        strategy.start(grid, start(), num_rounds=2)
+    assert f"node {NODES[0]} answers to the question for requests cannot be used" in caplog.text
+    assert strategy.erased == {12}, "the others are served"
+    assert sorted(grid.trained()[1:]) == [(11, "train"), (13, "train")]
+
+
+def test_a_member_that_answers_an_unlearning_with_nonsense_does_not_end_the_run(tmp_path: Path) -> None:
+    app = own_app(tmp_path)
+    grid = grid_of(app)
+    broken = Array("float32", (1,), "numpy.ndarray", b"no array")
+    counted = MetricRecord({"num-examples": 5})
+    answers = {
+        11: query_answer("{"),
+        12: lambda message: Message(
+            RecordDict({"arrays": ArrayRecord({"0.weight": broken}), "metrics": counted}), reply_to=message
+        ),
+        13: lambda message: Message(
+            RecordDict({"arrays": start(), "metrics": MetricRecord({"num-examples": float("inf")})}), reply_to=message
+        ),
+    }
+    for node, answer in answers.items():
+        grid.nodes[node].app = answering(app, answer, TRAIN)
+    strategy = Forgetting(FedAvg(**plain_settings()), requests=lambda n: NODES if n == 1 else [], tries=1)
+    result = strategy.start(grid, start(), num_rounds=2)
+    assert strategy.erased == frozenset()
+    assert sorted(grid.trained()[3:]) == [(node, "train") for node in NODES]
+    assert len(result.arrays) == len(start())
+
+
+def test_a_member_whose_request_was_refused_cannot_ask_it_for_ever(tmp_path: Path) -> None:
+    app = own_app(tmp_path)
+    state = tmp_path / "forgotten.json"
+    grid = grid_of(app)
+    always = query_answer('{"pending": [{"id": "ab", "kind": "client"}]}')
+    never = answering(app, lambda message: Message(RecordDict({}), reply_to=message), TRAIN)
+    grid.nodes[12].app = answering(never, always)
+    arrays = start()
+    for _ in range(2):  # the second server reads what the first has written
+        strategy = Forgetting(FedAvg(**plain_settings()), state=state, tries=2)
+        strategy.start(grid, arrays, num_rounds=6, evaluate_fn=lambda n, arrays: None)
+    assert [node for node, kind in grid.trained() if kind == TRAIN] == [12, 12]
+    assert strategy.pending == ()
+
+
+def test_a_member_that_asks_anew_before_every_round_does_not_take_them_all(tmp_path: Path) -> None:
+    app = own_app(tmp_path)
+    grid = grid_of(app)
+    outbox = Outbox(tmp_path / "12")
+    for position in range(10):
+        outbox.file(positions=[position])
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    strategy.start(grid, start(), num_rounds=6)
+    rounds = [kind for node, kind in grid.trained() if node == 12]
+    assert rounds == [TRAIN, "train"] * 3
 
 
 def test_a_server_that_is_started_again_still_hides_the_erased(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ What is served is written down, and its owner told, only when the next round beg
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from logging import INFO, WARNING
@@ -31,7 +32,7 @@ from flwr.serverapp.strategy.fedopt import FedOpt
 
 from fedquit.errors import InputError
 from fedquit.flower.outbox import now
-from fedquit.flower.own_training import COUNTED, QUERY, REQUEST_KEY, TRAIN, WEIGHT_KEY, body_of, with_body
+from fedquit.flower.own_training import COUNTED, QUERY, REQUEST_KEY, TRAIN, WEIGHT_KEY, body_of, requests_in, with_body
 from fedquit.utils.files import read_json, write_json
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -76,18 +77,26 @@ class _State:
     served: list[Erasure] = field(default_factory=list)
     untold: dict[int, dict[str, str]] = field(default_factory=dict)
     recovered: int = 0  # rounds of the strategy after the last unlearning
+    refused: set[tuple[int, str]] = field(default_factory=set)  # node and request: those that failed too often
 
     def to_dict(self) -> dict[str, Any]:
         untold = {str(node): verdicts for node, verdicts in self.untold.items()}
         served = [asdict(one) for one in self.served]
-        return {"erased": sorted(self.erased), "served": served, "untold": untold, "recovered": self.recovered}
+        return {
+            "erased": sorted(self.erased),
+            "served": served,
+            "untold": untold,
+            "recovered": self.recovered,
+            "refused": sorted(self.refused),
+        }
 
     @staticmethod
     def read(path: Path) -> _State:
         stored = read_json(path)
         untold = {int(node): dict(verdicts) for node, verdicts in stored["untold"].items()}
         served = [Erasure(**one) for one in stored["served"]]
-        return _State(set(stored["erased"]), served, untold, int(stored.get("recovered", 0)))
+        refused = {(int(node), str(request)) for node, request in stored.get("refused", ())}
+        return _State(set(stored["erased"]), served, untold, int(stored.get("recovered", 0)), refused)
 
 
 class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
@@ -101,7 +110,8 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         state: a file in which to keep who is erased, so that a server that is started again still knows; None keeps it
             in memory. Give an absolute path: Flower chooses the folder in which an app runs.
         recovery: how many rounds should follow an unlearning; `start` warns where fewer did.
-        tries: how often a client that fails to unlearn is asked again before its request is refused.
+        tries: how often a client that fails to unlearn is asked before its request is refused. Between two unlearnings
+            of one node lies a round of the strategy, so that nobody can take all rounds.
 
     Raises:
         InputError: if the strategy cannot be copied.
@@ -127,6 +137,7 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         self._state = _State.read(self._path) if self._path and self._path.exists() else _State()
         self._pending: list[_Pending] = []
         self._serving: list[_Pending] = []
+        self._resting: set[int] = set()  # nodes that unlearned, or failed to, since the strategy's last round
         self._sent: ArrayRecord | None = None
         self._unsaved = False
 
@@ -194,7 +205,8 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         for node in self.requests(server_round) if self.requests else ():
             self._add(_Pending(node))
         present = set(grid.get_node_ids())
-        self._serving = [one for one in self._pending if one.node in present]
+        self._serving = [one for one in self._pending if one.node in present - self._resting]
+        self._resting = {one.node for one in self._serving} | (self._resting if self._serving else set())
         self._sent = arrays
         if self._serving:
             return [self._message(one, server_round, arrays, config) for one in self._serving]
@@ -271,10 +283,14 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
                 self._unsaved = True
             if node in self._state.erased:
                 continue
-            asked = body_of(reply).get("pending", ())
-            self._drop_withdrawn(node, {str(entry["id"]) for entry in asked})
-            for entry in asked:
-                self._add(_Pending(node, str(entry["kind"]), str(entry["id"])))
+            try:
+                asked = requests_in(reply)
+            except InputError as error:
+                log(WARNING, "what node %d answers to the question for requests cannot be used: %s", node, error)
+                continue
+            self._drop_withdrawn(node, {request for request, _ in asked})
+            for request, kind in asked:
+                self._add(_Pending(node, kind, request))
         self._save()
 
     def _drop_withdrawn(self, node: int, asked: set[str]) -> None:
@@ -285,8 +301,9 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
 
     def _add(self, one: _Pending) -> None:
         """Remember a request, once; one node at a time has one, a whole client's before those for samples."""
-        known = one.request and any(served.request == one.request for served in self._state.served)
-        if known or one.node in self._state.erased or any(other.node == one.node for other in self._pending):
+        served = {(erasure.node, erasure.request) for erasure in self._state.served}
+        is_known = one.request and (one.node, one.request) in served | self._state.refused
+        if is_known or one.node in self._state.erased or any(other.node == one.node for other in self._pending):
             return
         self._pending.append(one)
 
@@ -329,6 +346,7 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         if one.failures >= self.tries:
             self._pending.remove(one)
             if one.request:
+                self._state.refused.add((node, one.request))
                 self._state.untold.setdefault(node, {})[one.request] = f"the unlearning failed: {why}"
                 self._unsaved = True
 
@@ -474,17 +492,23 @@ def _fault(reply: Message, sent: ArrayRecord | None, key: str) -> str:
     """Why a reply to an unlearning cannot be used; "" if it can."""
     if reply.has_error():
         return str(reply.error.reason)
-    refused = body_of(reply).get("refused")
+    try:
+        refused = body_of(reply).get("refused")
+    except InputError as error:
+        return str(error)
     if refused:
         return str(refused)
     if len(reply.content.array_records) != 1:
         return "it holds no model"
-    counted = _weight(reply.content, key) > 0
+    counted = 0 < _weight(reply.content, key) < math.inf
     return _fault_of_arrays(reply.content, sent) if counted else f"it does not say how many examples there were ({key})"
 
 
 def _fault_of_arrays(content: RecordDict, sent: ArrayRecord | None) -> str:
-    values = _values(content)
+    try:
+        values = _values(content)
+    except Exception as error:  # the bytes are a client's, and there are many ways to be wrong
+        return f"its arrays cannot be read ({error})"
     expected = {name: array.numpy().shape for name, array in (sent or {}).items()}
     if {name: array.shape for name, array in values.items()} != expected:
         return "its arrays are not those of the global model"
