@@ -28,7 +28,7 @@ from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian
 
 import fedquit
-from fedquit.errors import InputError, RequestError
+from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.flower import Forgetting, Unlearning, arrays_of, erasable, erasing_mod, remaining
 from fedquit.flower.forgetting import VisibleNodes
 from fedquit.flower.in_process import InProcessGrid, Node
@@ -307,7 +307,55 @@ def test_an_app_that_ends_with_a_request_says_so_and_the_next_run_serves_it(tmp_
     other.start(grid, result.arrays, num_rounds=1)
     assert not other.pending
     assert other.erased == {12}
-    assert Outbox(tmp_path / "12").entries()[0].status == "served", "told when the rounds are over"
+    other.kept()
+    assert Outbox(tmp_path / "12").entries()[0].status == "served", "told when the model is stored"
+
+
+def test_an_app_that_stores_its_model_at_the_end_says_when_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "forgotten.json"
+    outbox = Outbox(tmp_path / "12")
+    outbox.file()
+    killed = Forgetting(FedAvg(**plain_settings()), state=state)
+    grid = grid_of(own_app(tmp_path))
+    with logged(caplog):
+        killed.start(grid, start(), num_rounds=3)
+    assert "call `kept()` once the model is stored" in caplog.text
+    assert killed.erased == {12}, "it takes no part in the recovery"
+    assert not state.exists(), "killed before the model is stored: nothing is served"
+    assert outbox.entries()[0].status == "pending"
+
+    grid.log.clear()
+    strategy = Forgetting(FedAvg(**plain_settings()), state=state)
+    strategy.start(grid, start(), num_rounds=3)
+    assert grid.trained()[0] == (12, TRAIN), "it is served again"
+    strategy.kept()
+    assert json.loads(state.read_text())["erased"] == [12]
+    assert json.loads(state.read_text())["untold"] == {}
+    assert outbox.entries()[0].status == "served"
+    assert Forgetting(FedAvg(**plain_settings()), state=state).served == strategy.served
+
+
+def test_one_changed_byte_of_the_state_brings_nobody_back(tmp_path: Path) -> None:
+    state = tmp_path / "forgotten.json"
+    first = Forgetting(FedAvg(**plain_settings()), requests=lambda n: [12] if n == 1 else [], state=state)
+    first.start(grid_of(own_app(tmp_path)), start(), num_rounds=2)
+    first.kept()
+    written = state.read_bytes()
+    for place in (place for place, byte in enumerate(written) if chr(byte) in "12"):
+        state.write_bytes(written[:place] + b"3" + written[place + 1 :])
+        again = Forgetting(FedAvg(**plain_settings()), state=state)
+        assert (again.erased, again.served) == (first.erased, first.served)
+        assert state.read_bytes() == written, "it is mended"
+    state.write_bytes(b"")
+    assert Forgetting(FedAvg(**plain_settings()), state=state).erased == {12}
+    state.unlink()
+    assert Forgetting(FedAvg(**plain_settings()), state=state).erased == {12}
+    other = tmp_path / "other.json"
+    other.write_text('{"erased": [12]}')
+    with pytest.raises(StoreError, match="Do not delete it: it says who was forgotten"):
+        Forgetting(FedAvg(**plain_settings()), state=other)
 
 
 def test_a_request_that_is_taken_back_before_a_round_finds_it_is_dropped(tmp_path: Path) -> None:
@@ -339,7 +387,9 @@ def test_a_home_that_the_server_has_spoken_to_takes_requests_by_the_command(tmp_
     Forgetting(FedAvg(**plain_settings())).start(grid_of(own_app(tmp_path)), start(), num_rounds=1)
     filed = CliRunner().invoke(command, ["request", "--home", str(home)])
     assert filed.exit_code == 0, filed.output
-    Forgetting(FedAvg(**plain_settings())).start(grid_of(own_app(tmp_path)), start(), num_rounds=1)
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    strategy.start(grid_of(own_app(tmp_path)), start(), num_rounds=1)
+    strategy.kept()
     shown = CliRunner().invoke(command, ["request", "--home", str(home), "--show"])
     assert "the server has answered it" in shown.output
     assert "nobody has received" not in shown.output
@@ -462,6 +512,7 @@ def test_a_fraction_is_drawn_once(tmp_path: Path) -> None:
     outbox.file(fraction=0.25)
     strategy = Forgetting(FedAvg(**plain_settings()))
     strategy.start(grid_of(own_app(tmp_path)), start(), num_rounds=2)
+    strategy.kept()
     (entry,) = outbox.entries()
     assert entry.status == "served"
     assert len(entry.positions) == 6
@@ -585,6 +636,7 @@ def test_a_server_that_is_started_again_still_hides_the_erased(tmp_path: Path) -
     state = tmp_path / "state" / "forgotten.json"
     first = Forgetting(FedAvg(**plain_settings()), requests=lambda n: [11], state=state)
     first.start(grid, start(), num_rounds=2)
+    first.kept()
     again = Forgetting(FedAvg(**plain_settings()), state=state)
     assert again.erased == {11}
     assert again.served == first.served

@@ -9,13 +9,15 @@ the new model, past the strategy, to which a pseudo-gradient would be meaningles
 what it has kept, such as FedAdam's moments, holds the updates of the erased client. The rounds that follow are the
 recovery; the strategy never sees erased nodes again.
 
-What is served is written down, and its owner told, only when the next round begins or the training ends: by then
-`evaluate_fn` has had the unlearned model and could keep it. A server that is killed before serves the request again.
+What is served is written down, and its owner told, only once the app can have stored the unlearned model. With an
+`evaluate_fn` that is when the next round begins or the training ends; without one the app says so, by `kept`. A server
+that is killed before serves the request again.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,10 +32,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvgM, Result, Strategy
 from flwr.serverapp.strategy.fedopt import FedOpt
 
-from fedquit.errors import InputError
+from fedquit.errors import InputError, StoreError
+from fedquit.flower import twice
 from fedquit.flower.outbox import now
 from fedquit.flower.own_training import COUNTED, QUERY, REQUEST_KEY, TRAIN, WEIGHT_KEY, body_of, requests_in, with_body
-from fedquit.utils.files import read_json, write_json
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 POLL_SECONDS = 60.0
@@ -92,11 +94,18 @@ class _State:
 
     @staticmethod
     def read(path: Path) -> _State:
-        stored = read_json(path)
-        untold = {int(node): dict(verdicts) for node, verdicts in stored["untold"].items()}
-        served = [Erasure(**one) for one in stored["served"]]
-        refused = {(int(node), str(request)) for node, request in stored.get("refused", ())}
-        return _State(set(stored["erased"]), served, untold, int(stored.get("recovered", 0)), refused)
+        stored = twice.read_json_mended(path, "who was forgotten", say=lambda sentence: log(WARNING, "%s", sentence))
+        try:
+            untold = {int(node): dict(verdicts) for node, verdicts in stored["untold"].items()}
+            served = [Erasure(**one) for one in stored["served"]]
+            refused = {(int(node), str(request)) for node, request in stored.get("refused", ())}
+            erased = {int(node) for node in stored["erased"]}
+            return _State(erased, served, untold, int(stored.get("recovered", 0)), refused)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"{path} is not what this strategy writes ({error!r}): restore it from a backup, or give another path. "
+                "Do not delete it: it says who was forgotten."
+            ) from error
 
 
 class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
@@ -108,7 +117,8 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         requests: round -> the nodes that the operator wants erased; the owners' own requests are asked for besides.
         poll: whether to ask the nodes, before each round, for requests that their owners have filed.
         state: a file in which to keep who is erased, so that a server that is started again still knows; None keeps it
-            in memory. Give an absolute path: Flower chooses the folder in which an app runs.
+            in memory. Give an absolute path: Flower chooses the folder in which an app runs. It is kept twice, with a
+            checksum.
         recovery: how many rounds should follow an unlearning; `start` warns where fewer did.
         tries: how often a client that fails to unlearn is asked before its request is refused. Between two unlearnings
             of one node lies a round of the strategy, so that nobody can take all rounds.
@@ -134,12 +144,15 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         self.recovery = recovery
         self.tries = tries
         self._path = None if state is None else Path(state)
-        self._state = _State.read(self._path) if self._path and self._path.exists() else _State()
+        self._state = _State.read(self._path) if self._path and twice.kept(self._path) else _State()
         self._pending: list[_Pending] = []
         self._serving: list[_Pending] = []
         self._resting: set[int] = set()  # nodes that unlearned, or failed to, since the strategy's last round
         self._sent: ArrayRecord | None = None
         self._unsaved = False
+        self._verdicts: dict[int, dict[str, str]] = {}  # for owners, once the app has stored the model
+        self._keeps = True  # whether `evaluate_fn` stores each round's model
+        self._grid: Grid | None = None  # of the last `start`
 
     @property
     def erased(self) -> frozenset[int]:
@@ -165,12 +178,21 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         """Run all rounds, as the strategy inside would; an unlearning takes one of them.
 
         After the last round the nodes are asked once more. What they ask for then is `pending`, and served by the next
-        `start` with the model of this one.
+        `start` with the model of this one. Without `evaluate_fn`, call `kept` once the model is stored.
         """
+        given = inspect.signature(super().start).bind(*args, **kwargs).arguments
+        self._grid = given["grid"]
+        self._keeps = given.get("evaluate_fn") is not None
         result = super().start(*args, **kwargs)
-        self._save()
+        self._settle()
         if self.poll:
-            self._ask(kwargs["grid"] if "grid" in kwargs else args[0])
+            self._ask(self._grid)
+        if self._unsaved and self._state.served:
+            log(
+                WARNING,
+                "what was served is not written down yet, and its owners are not told: call `kept()` once the model is "
+                "stored, or give `start` an `evaluate_fn` that stores it.",
+            )
         if self._pending:
             log(
                 WARNING,
@@ -188,6 +210,16 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
             )
         return result
 
+    def kept(self) -> None:
+        """Say that the model of the last `start` is stored: what was served is written down, and its owners are told.
+
+        Not needed where `evaluate_fn` stores the model after every round.
+        """
+        self._keeps = True
+        self._settle()
+        if self.poll and self._grid is not None and self._state.untold:
+            self._ask(self._grid)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -199,7 +231,7 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
             config: for the clients.
             grid: the nodes.
         """
-        self._save()
+        self._settle()
         if self.poll:
             self._ask(grid)
         for node in self.requests(server_round) if self.requests else ():
@@ -333,7 +365,7 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
             if one.kind == "client":
                 self._state.erased.add(node)
             if one.request:
-                self._state.untold.setdefault(node, {})[one.request] = SERVED
+                self._verdicts.setdefault(node, {})[one.request] = SERVED
         self._state.recovered = 0
         self._unsaved = True  # until the app has had the model
         return arrays, MetricRecord({"fedquit-unlearned": len(usable)})
@@ -347,7 +379,7 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
             self._pending.remove(one)
             if one.request:
                 self._state.refused.add((node, one.request))
-                self._state.untold.setdefault(node, {})[one.request] = f"the unlearning failed: {why}"
+                self._verdicts.setdefault(node, {})[one.request] = f"the unlearning failed: {why}"
                 self._unsaved = True
 
     def _contents(self, replies: Sequence[Message]) -> list[RecordDict]:
@@ -365,9 +397,21 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
                 needed,
             )
 
+    def _settle(self) -> None:
+        """Write down what was served, whose owners may then be told, if the app has stored the model."""
+        if not self._keeps:
+            return
+        for node, verdicts in self._verdicts.items():
+            self._state.untold.setdefault(node, {}).update(verdicts)
+        self._verdicts = {}
+        self._save()
+
     def _save(self) -> None:
+        """Write the state, which never runs ahead of the model that the app has stored."""
+        if not self._keeps:
+            return
         if self._path and self._unsaved:
-            write_json(self._path, self._state.to_dict())
+            twice.write_json_twice(self._path, self._state.to_dict())
         self._unsaved = False
 
 
