@@ -308,7 +308,7 @@ def test_an_operator_can_file_a_request_by_name_or_key(make: MakeWorld) -> None:
     clients = json.loads((setup.folder / "state" / "clients.json").read_text())
     Inbox(setup.folder / "state").file("hospital-4")
     Inbox(setup.folder / "state").file(clients[2]["key"])
-    Inbox(setup.folder / "state").file("nobody")
+    nobody = Inbox(setup.folder / "state").file("nobody")
     found = setup.serve(setup.config())
     assert {(e.client, e.status, e.source) for e in found.erasures} == {
         (4, "done", "operator"),
@@ -316,6 +316,10 @@ def test_an_operator_can_file_a_request_by_name_or_key(make: MakeWorld) -> None:
     }
     assert list(Inbox(setup.folder / "state").waiting()) == []
     assert any("'nobody' names 0 clients" in line for line in lines(setup.folder))
+    kept = setup.folder / "state" / "requests" / f"{nobody.id}.refused"
+    assert json.loads(kept.read_text())["client"] == "nobody", "what an operator asked for is never deleted unserved"
+    (sentence,) = Inbox(setup.folder / "state").problems()
+    assert str(kept) in sentence
 
 
 def test_a_client_that_is_asked_for_twice_is_forgotten_once(make: MakeWorld) -> None:

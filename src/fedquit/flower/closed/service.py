@@ -33,9 +33,8 @@ from fedquit.flower.closed.seen import read_seen
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.sites import FILE, Site
 from fedquit.flower.deploy.commands import Node, Value, on_free_port, superlink_command, supernode_command
-from fedquit.flower.deploy.control import AlreadyRegistered, Connection, Control
+from fedquit.flower.deploy.control import AlreadyRegistered, Connection, Control, UnknownNode
 from fedquit.flower.deploy.environment import LOOPBACK, environment, free_ports, program
-from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import Tls
 from fedquit.flower.deploy.processes import FOR_EVER, ProcessGroup, Say, SupervisedProcess
 from fedquit.flower.deploy.standing import Standing, keep_open
@@ -439,7 +438,7 @@ class Registrar:
 
     def _unregister(self, connection: Connection, site: Site, node: int | None) -> None:
         if node is not None:
-            with contextlib.suppress(DeploymentError):  # the SuperLink may have forgotten it already
+            with contextlib.suppress(UnknownNode):  # forgotten already; whatever else fails is tried again
                 connection.unregister(node)
         self.say(f"node {node} of {site.name} is unregistered.")
 
