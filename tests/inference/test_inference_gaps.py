@@ -240,7 +240,8 @@ def test_the_t_test_of_equivalence_alone_does_not_know_of_a_grid() -> None:
 
 def coinciding(draw: np.random.Generator, targets: int, share: float, step: float) -> tuple[Floats, Floats]:
     """Retrains that do not spread, and a method of which that share of runs lies one step off."""
-    return 50 + step * (draw.random((targets, 1)) < share), np.full((targets, 3), 50.0)
+    off = (draw.random((targets, 1)) < share).astype(np.float64)
+    return 50 + step * off, np.full((targets, 3), 50.0)
 
 
 @pytest.mark.parametrize(("examples", "margin"), [(20, 1.0), (50, 0.5), (10, 2.0), (20, 2.0)])
