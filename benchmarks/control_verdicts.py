@@ -24,6 +24,7 @@ from fedquit.inference.leaving import DIFFERS_FROM_LEAVING, NO_BENEFIT, LeavingS
 Floats = npt.NDArray[np.float64]
 Study = Callable[[np.random.Generator], bool]
 LEVEL = 0.05
+NO_GRID = [0.0] * 50  # the step of values that are not rounded
 
 
 def normal(draw: np.random.Generator, targets: int, values: int) -> Floats:
@@ -62,7 +63,7 @@ def twelve(draw: np.random.Generator, *, corrected: bool) -> bool:
         common = differences(draw, 10)
         for measure in range(2):
             own = math.sqrt(0.5) * (common + differences(draw, 10))
-            samples[str(method), str(measure)] = LeavingSample(list(own))
+            samples[str(method), str(measure)] = LeavingSample(list(own), steps=NO_GRID[: len(own)])
     if corrected:
         return any(verdict.word == DIFFERS_FROM_LEAVING for verdict in judge_leaving(samples).values())
     return any(sign_flip_p(sample.flipped) <= LEVEL for sample in samples.values())
@@ -78,7 +79,7 @@ def no_benefit(shift: float) -> Study:
     """Seven targets, a margin of 2s."""
 
     def study(draw: np.random.Generator) -> bool:
-        sample = LeavingSample(list(differences(draw, 7) + shift))
+        sample = LeavingSample(list(differences(draw, 7) + shift), steps=NO_GRID[:7])
         (verdict,) = judge_leaving({("m", "forget_acc"): sample}, Margin(2.0)).values()
         return verdict.word == NO_BENEFIT
 
@@ -113,7 +114,10 @@ def followed(
             off = np.array(gaps if measure == measures[-1] else (0, 0, 0))
             values = runs[:, [0]] + 0.5 * normal(draw, 8, 3) + off
             retrain = runs[:, 1:] + 0.5 * normal(draw, 8, 3)
-            samples |= {(measure, end): GapSample.of(values[:, [i]], retrain) for i, end in enumerate(ends)}
+            samples |= {
+                (measure, end): GapSample.of(values[:, [i]], retrain, steps=NO_GRID[: len(retrain)])
+                for i, end in enumerate(ends)
+            }
         return samples
 
     def study(draw: np.random.Generator) -> bool:

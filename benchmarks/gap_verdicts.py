@@ -4,12 +4,13 @@
     python benchmarks/gap_verdicts.py [STUDIES]
 
 It prints the tables of docs/evaluation.md. Values are drawn with a standard deviation of 1 for Retrain; a gap is in
-that unit. "unequal": each target has a spread of its own, exp N(0, 0.7); "t3": heavy tails. The other two tables are of
-accuracies in steps: each row is the worst of the places of method and Retrain on the grid.
+that unit. "unequal": each target has a spread of its own, exp N(0, 0.7); "t3": heavy tails. The other tables are of
+accuracies in steps, most of them the worst of some places of method and Retrain on the grid.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -150,29 +151,92 @@ def mean_of_rounded(centre: float, spread: float) -> float:
     return float((whole * np.diff(below)).sum())
 
 
-def on_grid(studies: int, targets: int, retrains: int, spread: float) -> tuple[float, float, float]:
+def on_grid(studies: int, targets: int, retrains: int, spread: float) -> Floats:
     """The worst rates over the places, with steps of 1 and that standard deviation of Retrain.
 
     Returns:
-        Called equivalent at the margin, by the t test alone and with the step; the interval of the mean misses.
+        Called equivalent at the margin, by the t test alone, with the step known and as values show it; the interval of
+        the mean misses.
     """
     draw = np.random.default_rng(0)
-    worst = np.zeros(3)
+    worst = np.zeros(4)
     for method, retrain in PLACES:
         gap = mean_of_rounded(52 + method, spread) - mean_of_rounded(50 + retrain, spread)
-        found = np.zeros(3)
+        found = np.zeros(4)
         for _ in range(studies):
             values = draw.normal(50 + retrain, spread, size=(targets, 1 + retrains))
             values[:, 0] += 2 + method - retrain
             one = sample(np.round(values))
-            low, high = mean_interval(one.gaps, step=one.step)
+            low, high = mean_interval(one.gaps, step=1.0)
             found += [
                 equivalence_p(one.gaps, gap) <= LEVEL,
+                equivalence_p(one.gaps, gap, step=1.0) <= LEVEL,
                 equivalence_p(one.gaps, gap, step=one.step) <= LEVEL,
                 not low - 1e-9 <= gap <= high + 1e-9,
             ]
         worst = np.maximum(worst, found / studies)
-    return float(worst[0]), float(worst[1]), float(worst[2])
+    return worst
+
+
+def below_a_step(studies: int, targets: int, share: float) -> tuple[float, float, float]:
+    """Retrains that coincide, and a method of which that share of runs lies one step off: the gap is that share.
+
+    Returns:
+        Called equivalent at the margin, with the step known and as values show it; the interval of the mean misses.
+    """
+    draw = np.random.default_rng(0)
+    found = np.zeros(3)
+    for _ in range(studies):
+        one = GapSample.of(draw.random((targets, 1)) < share, np.zeros((targets, 3)))
+        low, high = mean_interval(one.gaps, step=1.0)
+        found += [
+            equivalence_p(one.gaps, share, step=1.0) <= LEVEL,
+            equivalence_p(one.gaps, share, step=one.step) <= LEVEL,
+            not low <= share <= high,
+        ]
+    known, shown, missed = found / studies
+    return float(known), float(shown), float(missed)
+
+
+SIZES = ((10, 10, 1000), (10, 10, 10, 10, 1000), (20, 20, 20, 20, 2000), (20, 22, 24, 26, 28), (97, 99, 100, 101, 103))
+
+
+def different_sizes(studies: int, sizes: tuple[int, ...]) -> Floats:
+    """The worst rates over spreads and places for clients of so many examples, with six Retrains.
+
+    Returns:
+        Called equivalent at the margin and interval missed; called no benefit over leaving and interval missed.
+    """
+    draw = np.random.default_rng(0)
+    steps = 100 / np.array(sizes, dtype=np.float64)
+    worst = np.zeros(4)
+    for spread, method, retrain in itertools.product((0.3, 1.0, 2.0), (52.0, 53.1), (50.0, 50.3)):
+        centres = [
+            h * (mean_of_rounded(method / h, spread / h) - mean_of_rounded(retrain / h, spread / h)) for h in steps
+        ]
+        gap = float(np.mean(centres))
+        found = np.zeros(4)
+        for _ in range(studies if gap > 0.1 else 0):
+            values = draw.normal(retrain, spread, size=(len(sizes), 7))
+            values[:, 0] += method - retrain
+            values = np.round(values / steps[:, None]) * steps[:, None]
+            for way, gaps in enumerate((sample(values).gaps, values[:, 0] - values[:, 1])):
+                low, high = mean_interval(gaps, step=steps)
+                found[2 * way] += equivalence_p(gaps, gap, step=steps) <= LEVEL
+                found[2 * way + 1] += not low - 1e-9 <= gap <= high + 1e-9
+        worst = np.maximum(worst, found / studies)
+    return worst
+
+
+def power_on_grid(studies: int, targets: int, step: float) -> tuple[float, float]:
+    """How often a method without a gap is called equivalent within two deviations, with and without the step."""
+    draw = np.random.default_rng(0)
+    found = np.zeros(2)
+    for _ in range(studies):
+        values = draw.normal(50.3, 1.0, size=(targets, 4))
+        one = sample(np.round(values / step) * step if step else values)
+        found += [equivalence_p(one.gaps, 2.0, step=step) <= LEVEL, equivalence_p(one.gaps, 2.0) <= LEVEL]
+    return float(found[0] / studies), float(found[1] / studies)
 
 
 def single_clients(studies: int, retrains: int) -> tuple[float, float]:
@@ -199,14 +263,31 @@ def main() -> None:
     for claim, wanted, study in CLAIMS:
         print(f"| {claim} | {wanted} | {100 * rate(studies, study):.1f} % |")
     print()
-    print(
-        "| T | R | s in steps | equivalent, t test alone | equivalent, with the step | mean outside | client outside |"
-    )
+    print("| T | R | s in steps | equivalent, t test alone | step known | step from the values | mean outside |")
     print("|---|---|---|---|---|---|---|")
     for targets, retrains in ((2, 3), (3, 3), (5, 3), (5, 8), (10, 3)):
         for spread in (0.05, 0.15, 0.5, 1.0):
             rates = " | ".join(f"{100 * found:.1f} %" for found in on_grid(studies, targets, retrains, spread))
             print(f"| {targets} | {retrains} | {spread:g} | {rates} |")
+    print()
+    print("| T | gap in steps | equivalent, step known | step from the values | mean outside |")
+    print("|---|---|---|---|---|")
+    for targets, share in itertools.product((5, 6, 10, 20), (0.1, 0.2, 0.4, 0.6)):
+        rates = " | ".join(f"{100 * found:.1f} %" for found in below_a_step(5 * studies, targets, share))
+        print(f"| {targets} | {share:g} | {rates} |")
+    print()
+    print("| examples of the clients | equivalent | mean outside | no benefit over leaving | mean outside |")
+    print("|---|---|---|---|---|")
+    for sizes in SIZES:
+        rates = " | ".join(f"{100 * found:.1f} %" for found in different_sizes(studies, sizes))
+        print(f"| {', '.join(map(str, sizes))} | {rates} |")
+    print()
+    print("| T | no grid | steps of s | steps of 2s |")
+    print("|---|---|---|---|")
+    for targets in (3, 4, 5, 6, 8, 10):
+        each = [power_on_grid(5 * studies, targets, step) for step in (0.0, 1.0, 2.0)]
+        rates = " | ".join(f"{100 * known:.0f} % ({100 * plain:.0f} %)" for known, plain in each)
+        print(f"| {targets} | {rates} |")
     print()
     print("| R | another Retrain outside, without the step | with the step |")
     print("|---|---|---|")

@@ -192,13 +192,14 @@ MEASURED_BY = {  # other fields are called as what measures them
     r"tpr_at_.+|roc|exposed_against": "roc",
     r"(natural_|retrain_longer_)?auc\w*": "auc",
     r"entropy_ks\w*": "entropy_ks",
-    r"holdout_(verdict|reason|margin|needed|size|halves)|forget_size|tail_p|original_auc_low": "holdout_null",
+    r"(test|retain|forget|holdout)_size": "accuracy",
+    r"holdout_(verdict|reason|margin|needed|halves)|tail_p|original_auc_low": "holdout_null",
     r"exposed_(at_least|named)": "holdout_null",
     r"canary_.+": "one_run_audit",
     r"leakage_.+": "leakage",
     r"forget_js": "js_divergence",
     r"relearn_\w+": "relearn_time",
-    r"backdoor_asr": "backdoor",
+    r"backdoor_(asr|images)": "backdoor",
     r"mia_(\w+)": r"\1",
 }
 

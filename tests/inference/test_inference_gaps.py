@@ -176,8 +176,11 @@ def test_equivalence_is_the_90_percent_interval_within_the_margin() -> None:
         values = draw.normal(0.5, 1.0, size=5)
         low, high = mean_interval(values, confidence=0.9)
         assert (equivalence_p(values, 1.5) < 0.05) == (low > -1.5 and high < 1.5)
-    assert equivalence_p([1.0, 1.0], 2.0) == 1 / 4, "no deviation: the sign test's"
-    assert equivalence_p([0.3, 0.1 + 0.2, 0.3, 0.3, 0.3], 2.0) == 1 / 32, "equal up to rounding"
+    assert equivalence_p([1.0, 1.0], 2.0, step=1.0) == 1 / 4, "no deviation: a whole step inside"
+    assert equivalence_p([0.3, 0.1 + 0.2, 0.3, 0.3, 0.3], 2.0, step=1.0) == 1 / 32, "equal up to rounding"
+    assert equivalence_p([0.0] * 5, 1.0, step=5.0) == pytest.approx(0.8**5), "a fifth of the runs may lie one step off"
+    assert equivalence_p([1.0, 1.0], 2.0) == 1.0, "nothing shows how far others would lie"
+    assert equivalence_p([0.0, 0.5, 1.0], 9.0, step=[0.5, math.nan, 0.5]) == 1.0, "one step is not known"
     assert equivalence_p([2.0, 2.0], 2.0) == 1.0
     assert equivalence_p([0.0], 2.0) == 1.0, "one target has no spread over targets"
 
@@ -221,8 +224,8 @@ def test_equivalence_at_the_margin_errs_in_five_percent_on_a_grid_too(
     claimed = []
     for _ in range(studies):
         sample = split(on_grid(draw, sizes, spread, offsets))
-        claimed.append(equivalence_p(sample.gaps, margin, step=sample.step) <= 0.05)
-    assert np.mean(claimed) <= 0.05 + tolerance(0.05, studies)
+        claimed.append([equivalence_p(sample.gaps, margin, step=step) <= 0.05 for step in (1.0, sample.step)])
+    assert np.mean(claimed, axis=0).max() <= 0.05 + tolerance(0.05, studies), "the step known, and as values show it"
 
 
 def test_the_t_test_of_equivalence_alone_does_not_know_of_a_grid() -> None:
@@ -235,7 +238,101 @@ def test_the_t_test_of_equivalence_alone_does_not_know_of_a_grid() -> None:
     assert np.mean(blind) > 0.1
 
 
-@pytest.mark.parametrize(("step", "power", "blind"), [(0.0, 0.86, 0.87), (0.25, 0.83, 0.87), (1.0, 0.68, 0.84)])
+def coinciding(draw: np.random.Generator, targets: int, share: float, step: float) -> tuple[Floats, Floats]:
+    """Retrains that do not spread, and a method of which that share of runs lies one step off."""
+    off = (draw.random((targets, 1)) < share).astype(np.float64)
+    return 50 + step * off, np.full((targets, 3), 50.0)
+
+
+@pytest.mark.parametrize(("examples", "margin"), [(20, 1.0), (50, 0.5), (10, 2.0), (20, 2.0)])
+@pytest.mark.parametrize("targets", [5, 8, 20])
+def test_gaps_below_a_step_are_not_called_equivalent_where_values_coincide(
+    examples: int, margin: float, targets: int
+) -> None:
+    """The mean gap is the margin, and less than half a step: no run of a study need show it."""
+    draw, studies, step = np.random.default_rng(41), 250, 100 / examples
+    claimed, unknown = [], []
+    for _ in range(studies):
+        values = coinciding(draw, targets, margin / step, step)
+        known = GapSample.of(*values, steps=[step] * targets)
+        claimed.append(equivalence_p(known.gaps, margin, step=known.step) <= 0.05)
+        unknown.append(one(GapSample.of(*values), Margin(margin)).equivalence_p)
+    assert np.mean(claimed) <= 0.05 + tolerance(0.05, studies)
+    assert set(unknown) == {1.0}, "Retrains without a spread show no step, and the gap is none"
+    still = GapSample.of(*coinciding(draw, 5, 0.0, step), steps=[step] * 5)
+    assert one(still, Margin(step)).word == "equivalent", "a margin of a step can be shown"
+
+
+@pytest.mark.parametrize(
+    "sizes", [(10, 10, 1000), (10, 10, 10, 10, 1000), (20, 20, 20, 20, 2000), (20, 22, 24, 26, 28)]
+)
+@pytest.mark.parametrize(("retrains", "spread"), [(6, 2.0), (3, 1.0)])
+def test_clients_of_very_different_sizes_have_steps_of_their_own(
+    sizes: tuple[int, ...], retrains: int, spread: float
+) -> None:
+    draw, studies = np.random.default_rng(42), 400
+    steps = np.array([100 / size for size in sizes])
+    for method, retrain in ((52.0, 50.0), (53.1, 50.3)):
+        centres = [mean_on_grid(method / h, spread / h) * h - mean_on_grid(retrain / h, spread / h) * h for h in steps]
+        truth = float(np.mean(centres))
+        claimed, missed = [], []
+        for _ in range(studies):
+            values = draw.normal(retrain, spread, size=(len(sizes), 1 + retrains))
+            values[:, 0] += method - retrain
+            values = np.round(values / steps[:, None]) * steps[:, None]
+            for known in ((), list(steps)):
+                sample = GapSample.of(values[:, :1], values[:, 1:], steps=known)
+                low, high = mean_interval(sample.gaps, step=sample.step)
+                claimed.append(equivalence_p(sample.gaps, truth, step=sample.step) <= 0.05)
+                missed.append(not low <= truth <= high)
+        assert np.mean(claimed) <= 0.05 + tolerance(0.05, studies)
+        assert np.mean(missed) <= 0.05 + tolerance(0.05, studies)
+
+
+def test_a_gap_is_not_taken_for_a_step_where_retrain_does_not_spread() -> None:
+    method, retrain = [[90.0], [92.0], [89.0], [91.0], [90.0]], [[0.0] * 3] * 5
+    unknown = one(GapSample.of(method, retrain), Margin(2.0))
+    assert (unknown.word, unknown.low, unknown.high, unknown.equivalence_p) == ("differs", None, None, 1.0)
+    known = one(GapSample.of(method, retrain, steps=[0.1] * 5), Margin(2.0))
+    assert known.low is not None
+    assert known.high is not None
+    assert 88 < known.low < 90.4 < known.high < 93
+    near = GapSample.of([[1.5], [1.5], [1.4], [1.6], [1.5]], retrain, steps=[0.1] * 5)
+    assert equivalence_p(near.gaps, 2.0, step=near.step) < 0.001
+    assert gaps.client_gap([90.0], [0.0, 0.0, 0.0]) is None
+    assert gaps.client_gap([1.0], [0.0, 0.1, 0.0]) is not None
+    assert np.array_equal(GapSample.of([[3.0, 3.5]], [[0.0, 0.0]]).step, [0.5]), "the method spreads"
+    assert np.array_equal(GapSample.of([[3.0]] * 2, [[0.0, 0.0]] * 2, steps=[None, 2.0]).step, [math.nan, 2.0], True)
+    with pytest.raises(InputError, match="2 steps for 1 targets"):
+        GapSample.of([[3.0]], [[0.0, 0.0]], steps=[1.0, 1.0])
+
+
+@pytest.mark.parametrize("step", [0.25, 1.0, 2.0])
+def test_the_promised_number_of_targets_reaches_its_power_on_a_grid(step: float) -> None:
+    """A margin of two deviations of Retrain, three Retrains; the deviation of the gap on the grid is known."""
+    draw, studies = np.random.default_rng(43), 500
+
+    def drawn(targets: int) -> GapSample:
+        values = np.round(draw.normal(50.3, 1.0, size=(targets, 4)) / step) * step
+        return GapSample.of(values[:, :1], values[:, 1:], steps=[step] * targets)
+
+    promised = gaps.targets_for_equivalence(float(drawn(4000).gaps.std()), 2.0, step=step)
+    assert promised is not None
+    studied = [drawn(promised) for _ in range(studies)]
+    claimed = [equivalence_p(sample.gaps, 2.0, step=sample.step) <= 0.05 for sample in studied]
+    assert 0.8 - tolerance(0.8, studies) <= np.mean(claimed) <= 0.93, "no fewer targets would do, nor are many spare"
+
+
+def test_the_promised_number_of_targets_for_gaps_that_coincide() -> None:
+    assert gaps.targets_for_equivalence(0.0, 1.0, step=1.0) == 5
+    assert gaps.targets_for_equivalence(0.0, 1.0, step=5.0) == 14, "0.8^14 is the first below 0.05"
+    assert gaps.targets_for_equivalence(0.0, 1.0, 4, step=1.0) == 7
+    assert gaps.targets_for_equivalence(0.0, 0.01, step=5.0) is None
+    assert gaps.targets_for_equivalence(0.0, 1.0) is None, "without a step nothing is said"
+    assert "of how many examples" in one(GapSample.of([[50.0]] * 4, [[50.0] * 3] * 4), Margin(0.1)).reason
+
+
+@pytest.mark.parametrize(("step", "power", "blind"), [(0.0, 0.87, 0.87), (0.25, 0.83, 0.87), (1.0, 0.69, 0.84)])
 def test_the_power_of_the_equivalence_on_a_grid(step: float, power: float, blind: float) -> None:
     """Five targets, three Retrains and a margin of two deviations, in steps of none, a quarter and one of them."""
     draw, studies = np.random.default_rng(30), 1000
@@ -243,7 +340,7 @@ def test_the_power_of_the_equivalence_on_a_grid(step: float, power: float, blind
     for _ in range(studies):
         values = draw.normal(50.2, 1.0, size=(5, 4))
         sample = split(np.round(values / step) * step if step else values)
-        claimed.append(equivalence_p(sample.gaps, 2.0, step=sample.step) <= 0.05)
+        claimed.append(equivalence_p(sample.gaps, 2.0, step=step) <= 0.05)
         without.append(equivalence_p(sample.gaps, 2.0) <= 0.05)
     assert np.mean(claimed) == pytest.approx(power, abs=tolerance(power, studies) + 0.01)
     assert np.mean(without) == pytest.approx(blind, abs=tolerance(blind, studies) + 0.01)
@@ -262,7 +359,7 @@ def test_a_single_client_is_covered_on_a_grid_too(retrains: int, spread: float) 
             assert gap is not None
             known.append(not gap.outside)
             without = gaps.client_gap(own[:1], own[1:])
-            assert (without is None) == (len(set(own)) == 1), "nothing shows the step"
+            assert (without is None) == (len(set(own[1:])) == 1), "nothing shows the step"
             shown.append(without is None or not without.outside)
             half = 0.0 if len(set(own[1:])) == 1 else (gap.high - 0.5)
             blind.append(abs(gap.gap) <= half)

@@ -50,7 +50,8 @@ def differences(draw: np.random.Generator, targets: int, runs: int = 1, kind: No
 
 
 def sample(values: Floats, *, shared: bool = False) -> LeavingSample:
-    return LeavingSample(list(values), shared)
+    """Of a measure without a grid."""
+    return LeavingSample(list(values), shared, [0.0] * len(values))
 
 
 def one(values: Floats, margin: Margin | None = None, *, shared: bool = False) -> LeavingVerdict:
@@ -191,3 +192,46 @@ def test_seeds_are_the_units_of_one_target_and_of_a_shared_original() -> None:
     assert float(ragged.flipped.sum()) == pytest.approx(float(ragged.units.sum()))
     with pytest.raises(InputError, match="every seed"):
         LeavingSample([values[0, :2], values[1]], shared=True)
+
+
+@pytest.mark.parametrize("sizes", [(97, 101, 103, 99, 100), (10, 10, 10, 10, 1000)])
+@pytest.mark.parametrize(("spread", "shift"), [(0.15, 2.2), (0.2, 2.3), (0.3, 1.3)])
+def test_clients_of_different_sizes_keep_the_level_against_leaving(
+    sizes: tuple[int, ...], spread: float, shift: float
+) -> None:
+    """The true mean difference is the margin; the nearest numbers of two clients are no step of either."""
+    draw, studies = np.random.default_rng(44), 250
+    steps = 100 / np.array(sizes)
+    centres = [np.round((draw.normal(size=100_000) * spread + c)[:, None] / steps) * steps for c in (50 + shift, 50)]
+    truth = float((centres[0] - centres[1]).mean())
+    claimed, missed = [], []
+    for _ in range(studies):
+        both = np.round(draw.normal([[50 + shift], [50.0]], spread, size=(2, len(sizes))) / steps) * steps
+        for known in ((), list(steps)):
+            found = LeavingSample([np.array([d]) for d in both[0] - both[1]], steps=known)
+            (verdict,) = judge_leaving({("m", "forget_acc"): found}, Margin(abs(truth) or 1.0)).values()
+            claimed.append(truth != 0 and (verdict.equivalence_p or 0.0) <= 0.05)
+            missed.append(verdict.low is not None and not verdict.low - 0.01 <= truth <= (verdict.high or 0.0) + 0.01)
+    assert np.mean(claimed) <= 0.05 + tolerance(0.05, studies)
+    assert np.mean(missed) <= 0.05 + tolerance(0.05, studies)
+
+
+@pytest.mark.parametrize(("share", "targets"), [(0.2, 5), (0.2, 8), (0.3, 5)])
+def test_differences_below_a_step_are_no_proof_of_no_benefit(share: float, targets: int) -> None:
+    draw, studies, step = np.random.default_rng(45), 250, 5.0
+    words = []
+    for _ in range(studies):
+        moved = -step * (draw.random((targets, 1)) < share)
+        for known in ((), [step] * targets):
+            found = LeavingSample(list(moved), steps=known)
+            (verdict,) = judge_leaving({("m", "forget_acc"): found}, Margin(share * step)).values()
+            words.append(verdict.word == NO_BENEFIT)
+    assert np.mean(words) <= 0.05 + tolerance(0.05, studies)
+    still = LeavingSample(list(np.zeros((5, 1))), steps=[step] * 5)
+    (verdict,) = judge_leaving({("m", "forget_acc"): still}, Margin(step)).values()
+    assert verdict.word == NO_BENEFIT, "a margin of a step can be shown"
+    (unknown,) = judge_leaving({("m", "forget_acc"): LeavingSample(list(np.zeros((5, 1))))}, Margin(step)).values()
+    assert (unknown.word, unknown.low, unknown.equivalence_p) == (CANNOT_TELL, None, 1.0)
+    assert "of how many examples" in unknown.reason
+    with pytest.raises(InputError, match="2 steps for 5 targets"):
+        LeavingSample(list(np.zeros((5, 1))), steps=[1.0, 1.0])

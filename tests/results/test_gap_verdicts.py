@@ -462,10 +462,28 @@ def test_single_clients_whose_retrains_coincide_are_judged_by_the_number_of_thei
     of_thousand = judged_alone(51.0, forget_size=1000)
     assert of_thousand is not None
     assert of_thousand.outside, "ten examples more"
-    unknown = judged_alone(51.0)
-    assert unknown is not None
-    assert not unknown.outside, "the only difference there is may be a step"
-    assert judged_alone(50.0) is None, "nothing shows a step"
+    assert judged_alone(51.0) is judged_alone(50.0) is None, "nothing shows a step"
+
+
+def test_the_step_of_a_mean_over_rounds_is_the_coarsest_that_has_all_values() -> None:
+    def row(value: float, **others: float) -> dict[str, float]:
+        own = {"forget_acc": round(value / 5) * 5.0, "forget_acc_last": value, "last_rounds": 10, "forget_size": 20}
+        return {**own, **others}
+
+    def step(*values: float, key: str = "forget_acc", **others: float) -> float | None:
+        runs = {0: {0: row(values[0], **others)}}
+        golds = {0: {seed: row(value, **others) for seed, value in enumerate(values[1:], 7)}}
+        return gap_sample(runs, golds, key).steps[0]
+
+    assert step(60.0, 51.0, 51.5, 50.5) == pytest.approx(0.5), "100 / (10 · 20)"
+    assert step(60.0, 52.5, 50.0, 50.0) == pytest.approx(2.5)
+    assert step(60.0, 50.0, 50.0, 50.0) == pytest.approx(5.0), "the rounds move together"
+    assert step(60.03, 50.0, 50.0, 50.0) is None, "no mean of ten rounds of twenty examples"
+    assert step(60.0, 50.0, forget_size=0) is None, "older results"
+    path = {"retain_acc": 100.0, "retain_acc_last": 100.0, "retain_size": 50_000}
+    assert step(60.0, 50.0, key="retain_acc", **path) == pytest.approx(0.01), "10,000 of them after every round"
+    assert step(60.0, 50.0, key="mia_yeom", mia_yeom=35.0) == pytest.approx(5.0)
+    assert step(60.0, 50.0, key="forget_acc_after_20", forget_acc_after_20=51.0) == pytest.approx(1.0), "five rounds"
 
 
 def test_a_single_client_of_a_null_method_lies_outside_in_about_five_percent() -> None:

@@ -30,10 +30,10 @@ from fedquit.data.federated import NOTHING, FederatedData
 from fedquit.engine import Address, Examples, run_client
 from fedquit.inference.exposed import exposed_samples
 from fedquit.inference.trace import MARGIN, Trace
+from fedquit.results.schema import RETAIN_PART
 
 Set = Literal["test", "retain", "forget", "holdout", "retain_part"]
 SETS: tuple[Set, ...] = ("test", "retain", "forget", "holdout")
-RETAIN_PART = 10_000  # retain examples at most, drawn once, on which a model is evaluated after every round
 BINS = 40  # of the entropy densities
 POINTS = np.logspace(-4, 0, 81)  # false-positive rates at which a ROC is kept
 
@@ -376,6 +376,7 @@ class Evaluation:
             measures |= self._against_holdout(forget, holdout, original)
         if self.trigger:
             measures["backdoor_asr"] = self._backdoor(self.trigger, params)
+            measures["backdoor_images"] = int((self.examples("test")[1] != self.trigger.target).sum())
         return measures
 
     def _against_holdout(self, forget: Scores, holdout: Scores, original: Params | None) -> dict[str, Any]:
@@ -460,6 +461,7 @@ def measures_of(by_set: Mapping[Set, Scores | None], attacks: Sequence[str], see
     for name in SETS:
         scores = by_set[name]
         measures[f"{name}_acc"] = 100 * float(scores.correct.mean()) if scores else None
+    measures |= {f"{name}_size": len(scores) for name in SETS if (scores := by_set[name])}
     for name in SETS:
         scores = by_set[name]
         measures[f"{name}_loss"] = float(scores.loss.mean()) if scores else None

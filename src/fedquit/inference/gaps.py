@@ -16,8 +16,9 @@ same procedure give exchangeable values, so that permuting which of the M + R va
 | which sizes would tell | `least_targets`, `least_retrains`, `targets_for_equivalence`, `targets_for_difference` |
 
 Accuracies lie on a grid: those of n examples are multiples of 1/n, and the values of few runs often coincide. What
-assumes normal values therefore takes the `step` of the grid, and adds to the variance what rounding to it adds, and to
-the half width a part of the step; `docs/evaluation.md` has the error rates.
+assumes normal values therefore takes the `step` of each target's grid, and adds to the variance what rounding to it
+adds, and to the half width a part of the step; `docs/evaluation.md` has the error rates. Where the numbers of examples
+are not known and the values of a target coincide, nothing shows its step, and nothing is said.
 
 Targets must be independent: each has an Original of its own seed. Where they share an Original, the gaps of all targets
 move together; then whole seeds are permuted, all targets at once (`seed_blocks_p`).
@@ -43,6 +44,7 @@ DIFFERS = "differs"
 EQUIVALENT = "equivalent"
 CANNOT_TELL = "cannot tell"
 WORDS = (DIFFERS, EQUIVALENT, CANNOT_TELL)
+NO_STEP = "the values of a target coincide, and nothing says of how many examples they are"
 
 _ENUMERATED = 200_000  # sums over half of the targets that are listed; beyond, arrangements are drawn
 _LISTED = 50_000  # arrangements of one target that are listed; beyond, so many are drawn
@@ -94,20 +96,29 @@ class GapSample:
         method: For each target the values of the method, one for each of its seeds.
         retrain: For each target the values of Retrain, with seeds that the method does not use.
         shared: Whether targets share an Original; then the n-th value of every target must come from the same seed.
+        steps: For each target the step of the grid on which its values lie, 100/n points for n examples; None where it
+            is not known. No steps at all where none is known.
     """
 
     method: Sequence[Floats]
     retrain: Sequence[Floats]
     shared: bool = False
+    steps: Sequence[float | None] = ()
+
+    def __post_init__(self) -> None:
+        if self.steps and len(self.steps) != len(self.method):
+            raise InputError(f"{len(self.steps)} steps for {len(self.method)} targets: give one for each, or none.")
 
     @staticmethod
-    def of(method: npt.ArrayLike, retrain: npt.ArrayLike, *, shared: bool = False) -> GapSample:
+    def of(
+        method: npt.ArrayLike, retrain: npt.ArrayLike, *, shared: bool = False, steps: Sequence[float | None] = ()
+    ) -> GapSample:
         """From arrays of shape (targets, M) and (targets, R)."""
         a = np.asarray(method, dtype=np.float64)
         b = np.asarray(retrain, dtype=np.float64)
         if a.ndim != 2 or b.ndim != 2 or len(a) != len(b):
             raise InputError(f"shapes {a.shape} and {b.shape} do not pair: give (targets, M) and (targets, R).")
-        return GapSample(list(a), list(b), shared)
+        return GapSample(list(a), list(b), shared, steps)
 
     @property
     def targets(self) -> int:
@@ -143,9 +154,14 @@ class GapSample:
         return squares / freedom if freedom else math.nan
 
     @property
-    def step(self) -> float:
-        """The step of the grid on which the values lie, as far as they show it; see `grid_step`."""
-        return grid_step(*(np.concatenate(pair) for pair in zip(self.method, self.retrain, strict=True)))
+    def step(self) -> Floats:
+        """The step of each target: the known one, else as far as its values show it; nan where nothing does.
+
+        The gap itself is no step: what does not spread within the method nor within Retrain shows none.
+        """
+        known = self.steps or [None] * self.targets
+        own = zip(self.method, self.retrain, known, strict=True)
+        return np.array([shown_step(m, r) if step is None else step for m, r, step in own], dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -329,30 +345,52 @@ def grid_step(*groups: npt.ArrayLike) -> float:
     return min(steps) if math.isfinite(min(steps)) else 0.0
 
 
-def mean_interval(gaps: npt.ArrayLike, *, confidence: float = 0.95, step: float = 0.0) -> tuple[float, float]:
+def shown_step(*sides: npt.ArrayLike) -> float:
+    """The step of one target's grid as its values show it: an upper estimate; nan where no side spreads.
+
+    Args:
+        sides: The values of the method and those of Retrain.
+    """
+    spread = any(grid_step(side) for side in sides)
+    return grid_step(np.concatenate([np.asarray(side, dtype=np.float64) for side in sides])) if spread else math.nan
+
+
+def mean_interval(gaps: npt.ArrayLike, *, confidence: float = 0.95, step: npt.ArrayLike = 0.0) -> tuple[float, float]:
     """Student's interval of the mean signed gap over independent targets.
 
-    It is unbounded with fewer than two targets, and where all gaps coincide and no step is known: then nothing shows
-    how far others would spread.
+    It is unbounded with fewer than two targets, where a step is not known (nan), and where all gaps coincide and there
+    is no step: then nothing shows how far others would spread.
 
     Args:
         gaps: One for each target.
         confidence: 0.90 for the equivalence test at 5 %.
-        step: Of the grid on which accuracies lie; 0 for none.
+        step: Of the grid on which accuracies lie, or one for each target; 0 for none, nan where it is not known.
     """
     values = np.asarray(gaps, dtype=np.float64)
-    if len(values) < 2 or (coincide(values) and not step):
+    steps = _each(step, len(values))
+    if len(values) < 2 or not np.isfinite(steps).all() or (coincide(values) and not steps.any()):
         return -math.inf, math.inf
     from scipy.special import stdtrit  # late: a report over single runs needs no scipy
 
     mean = float(values.mean())
-    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * _error(values, step) + step / 4
+    student = float(stdtrit(len(values) - 1, (1 + confidence) / 2))
+    half = student * _error(values, steps) + float(steps.mean()) / 4
     return mean - half, mean + half
 
 
-def _error(gaps: Floats, step: float) -> float:
-    """The standard error of a mean gap; each gap is a difference of two numbers that are rounded to the step."""
-    return math.sqrt((float(gaps.var(ddof=1)) + 2 * step**2 / 12) / len(gaps))
+def _each(step: npt.ArrayLike, targets: int) -> Floats:
+    """One step for each target."""
+    return np.broadcast_to(np.asarray(step, dtype=np.float64), (targets,))
+
+
+def _error(gaps: Floats, steps: Floats) -> float:
+    """The standard error of a mean gap; each gap is a difference of two numbers that are rounded to its step."""
+    return math.sqrt((float(gaps.var(ddof=1)) + _rounding(steps)) / len(gaps))
+
+
+def _rounding(steps: Floats) -> float:
+    """The variance that two rounded numbers add to a gap, in the mean over targets."""
+    return float((2 * steps**2 / 12).mean())
 
 
 def prediction_interval(
@@ -366,10 +404,10 @@ def prediction_interval(
         retrain: Their values.
         runs: Of how many more: 1 for a method that was run once.
         confidence: Of the interval.
-        step: Of the grid on which the values lie; 0 for none.
+        step: Of the grid on which the values lie; 0 for none, nan where it is not known.
     """
     values = np.asarray(retrain, dtype=np.float64)
-    if len(values) < 2 or (coincide(values) and not step):
+    if len(values) < 2 or not math.isfinite(step) or (coincide(values) and not step):
         return -math.inf, math.inf
     from scipy.special import stdtrit
 
@@ -379,27 +417,51 @@ def prediction_interval(
     return float(values.mean()) - half, float(values.mean()) + half
 
 
-def equivalence_p(gaps: npt.ArrayLike, margin: float, *, step: float = 0.0) -> float:
+def equivalence_p(gaps: npt.ArrayLike, margin: float, *, step: npt.ArrayLike = 0.0) -> float:
     """The p-value of two one-sided tests: at most 0.05 where the 90 % interval of the mean lies in (-margin, margin).
 
-    Gaps that coincide, as accuracies of few examples often do, have no deviation that a t test could use. Then it is
-    the sign test's p-value, 1/2^T half a step within the margin: so often T gaps all lie below the margin by less than
-    a step, where their mean is the margin.
+    Gaps that coincide, as accuracies of few examples often do, have no deviation that a t test could use. Their p-value
+    is how often they would coincide if some runs lay one step off, so often that the mean gap is the margin
+    (`_coinciding_p`). It is 1 where a step is not known, and where gaps coincide without a step.
 
     Args:
         gaps: The signed gap of each of at least two independent targets.
         margin: In the unit of the gaps, fixed before the runs.
-        step: Of the grid on which accuracies lie; 0 for none.
+        step: Of the grid on which accuracies lie, or one for each target; 0 for none, nan where it is not known.
     """
     values = np.asarray(gaps, dtype=np.float64)
-    if len(values) < 2:
+    steps = _each(step, len(values))
+    if len(values) < 2 or not np.isfinite(steps).all():
         return 1.0
     from scipy.special import stdtr
 
     inside = margin - abs(float(values.mean()))
     if coincide(values):
-        return 2.0 ** -len(values) if inside - step / 2 > _EQUAL else 1.0
-    return float(stdtr(len(values) - 1, -(inside - step / 4) / _error(values, step)))
+        return _coinciding_p(inside, steps) if steps.all() else 1.0
+    return float(stdtr(len(values) - 1, -(inside - float(steps.mean()) / 4) / _error(values, steps)))
+
+
+def _coinciding_p(inside: float, steps: Floats) -> float:
+    """The largest chance that gaps coincide so far inside of the margin although their mean is the margin.
+
+    Target t lies one step h_t off with the chance q_t, and the mean of q_t h_t is what is inside. The product of
+    1 - q_t is largest where 1 - q_t = min(1, c / h_t). It is (1 - inside/h)^T for equal steps, and never taken as less
+    than 1/2^T, that of steps off by two a whole step inside.
+
+    Args:
+        inside: How far the gaps lie inside of the margin.
+        steps: One for each target, above 0.
+    """
+    if inside <= _EQUAL:
+        return 1.0
+    low, high = 0.0, float(steps.max())
+    for _ in range(60):
+        middle = (low + high) / 2
+        if float(np.maximum(0.0, steps - middle).mean()) > inside:
+            low = middle
+        else:
+            high = middle
+    return max(2.0 ** -len(steps), float(np.minimum(1.0, high / steps).prod()))
 
 
 def studentised_p(sample: GapSample, k: float) -> float:
@@ -457,11 +519,10 @@ def client_gap(method: npt.ArrayLike, retrain: npt.ArrayLike, *, step: float | N
     Args:
         method: Its values.
         retrain: Those of Retrain.
-        step: Of the grid on which they lie, 100/n points for n examples; None takes the smallest difference between
-            the values.
+        step: Of the grid on which they lie, 100/n points for n examples; None takes what the values show.
 
     Returns:
-        None with fewer than two Retrains or without a run; and where Retrains and runs all coincide and no step is
+        None with fewer than two Retrains or without a run; and where neither Retrains nor runs spread and no step is
         known, so that nothing shows how far another Retrain would lie.
     """
     values = np.asarray(method, dtype=np.float64)
@@ -469,7 +530,7 @@ def client_gap(method: npt.ArrayLike, retrain: npt.ArrayLike, *, step: float | N
     if not len(values) or len(gold) < 2:
         return None
     centre = float(gold.mean())
-    known = grid_step(np.concatenate([values, gold])) if step is None else step
+    known = shown_step(values, gold) if step is None else step
     low, high = prediction_interval(gold, runs=len(values), step=known)
     if not math.isfinite(low):
         return None
@@ -520,7 +581,9 @@ def least_retrains(targets: int, runs: int, hypotheses: int = 1, *, shared: bool
     return next((r for r in sizes if least_p(targets, runs, r, shared=shared) <= limit), None)
 
 
-def equivalence_power(targets: int, deviation: float, margin: float, level: float = LEVEL) -> float:
+def equivalence_power(
+    targets: int, deviation: float, margin: float, level: float = LEVEL, *, step: npt.ArrayLike = 0.0
+) -> float:
     """The chance that `equivalence_p` is at most the level where the true gap of every target is 0.
 
     Args:
@@ -528,6 +591,7 @@ def equivalence_power(targets: int, deviation: float, margin: float, level: floa
         deviation: The standard deviation of the gap of one target.
         margin: In the same unit.
         level: Of each test.
+        step: Of the grid, or those of some targets, which more targets would have as well.
     """
     from scipy.special import gammaincinv, ndtr, stdtrit
 
@@ -535,23 +599,34 @@ def equivalence_power(targets: int, deviation: float, margin: float, level: floa
     spread = np.sqrt(
         2 * gammaincinv((targets - 1) / 2, ranks) / (targets - 1)
     )  # of the estimated deviation over the true one
-    error = deviation / math.sqrt(targets)
-    room = margin / error - float(stdtrit(targets - 1, 1 - level)) * spread
+    steps = np.asarray(step, dtype=np.float64)
+    error = np.sqrt(((deviation * spread) ** 2 + _rounding(steps)) / targets)
+    half = float(stdtrit(targets - 1, 1 - level)) * error + float(steps.mean()) / 4
+    room = (margin - half) * math.sqrt(targets) / deviation
     return float(np.maximum(0.0, 2 * ndtr(room) - 1).mean())
 
 
-def targets_for_equivalence(deviation: float, margin: float, hypotheses: int = 1) -> int | None:
+def targets_for_equivalence(
+    deviation: float, margin: float, hypotheses: int = 1, *, step: npt.ArrayLike = 0.0
+) -> int | None:
     """The fewest targets that show an equivalence in 80 % of the studies of a method without a gap.
 
     Args:
         deviation: The standard deviation of the gap of one target.
         margin: In the same unit.
         hypotheses: How many tests are corrected together.
+        step: As for `equivalence_power`.
+
+    Returns:
+        None where more than 200 would be needed, and where gaps coincide without a step.
     """
     level = LEVEL / hypotheses
-    if deviation <= _EQUAL:
-        return math.ceil(-math.log2(level))  # gaps that coincide: 1/2^T
-    return _first(2, lambda targets: equivalence_power(targets, deviation, margin, level) >= POWER)
+    if deviation > _EQUAL:
+        return _first(2, lambda targets: equivalence_power(targets, deviation, margin, level, step=step) >= POWER)
+    steps = np.atleast_1d(np.asarray(step, dtype=np.float64))
+    if not steps.all():
+        return None
+    return _first(2, lambda targets: _coinciding_p(margin, np.resize(steps, targets)) <= level)
 
 
 def difference_power(targets: int, runs: int, retrains: int, effect: float, level: float = LEVEL) -> float:
@@ -667,7 +742,7 @@ def _points(sample: GapSample, margin: Margin | None) -> float | None:
 def _interval(sample: GapSample, gap: float) -> tuple[float | None, float | None]:
     """The 95 % interval of the mean gap over targets; for one target, from the spread of its Retrains."""
     if sample.targets == 1:
-        low, high = prediction_interval(sample.retrain[0], runs=sample.runs, step=sample.step)
+        low, high = prediction_interval(sample.retrain[0], runs=sample.runs, step=float(sample.step[0]))
         half = (high - low) / 2
         return (gap - half, gap + half) if math.isfinite(half) else (None, None)
     low, high = mean_interval(sample.gaps, step=sample.step)
@@ -758,11 +833,18 @@ def _not_shown(verdict: GapVerdict, sample: GapSample, margin: Margin | None) ->
     missed = f"nor is an equivalence within ±{verdict.margin:.1f} points ({rounded_p(verdict.equivalence_p)})"
     if margin.studentised or not verdict.margin:
         return f"{shown}, {missed}; {_would_find(verdict, sample)}"
-    deviation = float(sample.gaps.std(ddof=1))
-    enough = targets_for_equivalence(deviation, verdict.margin, verdict.hypotheses)
+    return f"{shown}, {missed}; {_would_show(verdict.margin, sample, verdict.hypotheses)}"
+
+
+def _would_show(margin: float, sample: GapSample, hypotheses: int) -> str:
+    """How many targets would show an equivalence within so many points."""
+    if not np.isfinite(sample.step).all():
+        return NO_STEP
+    deviation = 0.0 if coincide(sample.gaps) else float(sample.gaps.std(ddof=1))
+    enough = targets_for_equivalence(deviation, margin, hypotheses, step=sample.step)
     if enough is None:
-        return f"{shown}, {missed}; more than {_MOST} targets would be needed: take a wider margin or more runs of each"
-    return f"{shown}, {missed}; {counted(enough, 'target')} would show it in 80 % of studies if there is no gap"
+        return f"more than {_MOST} targets would be needed: take a wider margin or more runs of each"
+    return f"{counted(enough, 'target')} would show it in 80 % of studies if there is no gap"
 
 
 def _would_find(verdict: GapVerdict, sample: GapSample) -> str:

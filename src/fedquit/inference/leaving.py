@@ -30,7 +30,9 @@ from fedquit.errors import InputError
 from fedquit.inference.gaps import (
     CANNOT_TELL,
     LEVEL,
+    NO_STEP,
     Margin,
+    coincide,
     counted,
     equivalence_p,
     grid_step,
@@ -55,12 +57,18 @@ class LeavingSample:
     Attributes:
         differences: For each target the method's values less Natural's, one for each seed.
         shared: Whether targets share an Original; then the n-th difference of every target is of the same seed.
+        steps: For each target the step of the grid of its values, as in `gaps.GapSample`.
     """
 
     differences: Sequence[Floats]
     shared: bool = False
+    steps: Sequence[float | None] = ()
 
     def __post_init__(self) -> None:
+        if self.steps and len(self.steps) != len(self.differences):
+            raise InputError(
+                f"{len(self.steps)} steps for {len(self.differences)} targets: give one for each, or none."
+            )
         if self.shared and len({len(own) for own in self.differences}) > 1:
             raise InputError("targets that share an Original need a difference of every seed for every target.")
 
@@ -89,9 +97,17 @@ class LeavingSample:
         return np.array([float(own.mean()) for own in self.differences])
 
     @property
-    def step(self) -> float:
-        """The step of the grid on which the differences lie, as far as they show it; no difference lies on it, too."""
-        return grid_step(np.concatenate([np.zeros(1), *self.differences]))
+    def step(self) -> Floats:
+        """The step of each unit: the known one, else as far as the target's differences show it; nan where they do not.
+
+        No difference lies on the grid, too. Seeds as units have the root mean square of the targets' steps.
+        """
+        known = self.steps or [None] * self.targets
+        pairs = zip(self.differences, known, strict=True)
+        each = [(grid_step([0.0, *own]) or math.nan) if step is None else step for own, step in pairs]
+        if self.shared or self.targets == 1:
+            return np.full(self.runs, math.sqrt(float(np.mean(np.square(each)))))
+        return np.array(each, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -228,8 +244,10 @@ def _why_not(verdict: LeavingVerdict, sample: LeavingSample, margin: Margin | No
         return f"{shown}; “{NO_BENEFIT}” needs a margin {kind}, and 2 targets or seeds"
     missed = f"nor an equivalence within ±{verdict.margin:.1f} points ({rounded_p(verdict.equivalence_p)})"
     unit = "seeds" if sample.shared or sample.targets == 1 else "targets"
-    deviation = float(sample.units.std(ddof=1))
-    enough = targets_for_equivalence(deviation, verdict.margin, verdict.hypotheses)
+    if not np.isfinite(sample.step).all():
+        return f"{shown}, {missed}; {NO_STEP}"
+    deviation = 0.0 if coincide(sample.units) else float(sample.units.std(ddof=1))
+    enough = targets_for_equivalence(deviation, verdict.margin, verdict.hypotheses, step=sample.step)
     if enough is None:
         return f"{shown}, {missed}; so many {unit} as that would take are more than 200: take a wider margin"
     return f"{shown}, {missed}; {enough} {unit} would show it in 80 % of studies if there is no difference"

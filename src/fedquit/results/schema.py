@@ -93,6 +93,7 @@ def _canaries(kind: str) -> Iterator[Measure]:
 
 
 CANARY_KINDS = ("natural", "mislabelled")
+RETAIN_PART = 10_000  # retain examples at most, drawn once, on which a model is evaluated after every round
 ON_PATH = {"test_acc": "Test", "retain_acc": "Retain", "forget_acc": "Forget", "holdout_acc": "Hold-out"}
 
 
@@ -139,8 +140,11 @@ _TABLE = (
     _verdict("original_auc_low", "AUC of Original, lower bound", "share"),
     _verdict("holdout_margin", "Margin of the AUC", "share"),
     _verdict("holdout_needed", "Hold-out samples needed", "samples"),
+    Measure("test_size", "Test samples", "samples", over_recoveries=False),
+    Measure("retain_size", "Retained samples", "samples", over_recoveries=False),
     Measure("forget_size", "Forgotten samples", "samples", over_recoveries=False),
     Measure("holdout_size", "Hold-out samples", "samples", over_recoveries=False),
+    Measure("backdoor_images", "Stamped test images", "samples", over_recoveries=False),
     _verdict("exposed_at_least", "Forgotten samples exposed, at least", "samples"),
     _verdict("exposed_named", "Forgotten samples named", "samples"),
     Measure("entropy_ks", "KS distance of the entropies", "share"),

@@ -32,10 +32,10 @@ from fedquit.inference.gaps import (
 )
 from fedquit.inference.leaving import LEAVING_WORDS, LeavingSample, LeavingVerdict, judge_leaving
 from fedquit.inference.multiplicity import holm
-from fedquit.results.path import AFTER, last_window, path_points
+from fedquit.results.path import AFTER, WINDOW, last_window, path_points
 from fedquit.results.quantities import PairedDifference
 from fedquit.results.requests import RequestRows
-from fedquit.results.schema import AVERAGED, NATURAL, ON_PATH, Row, number
+from fedquit.results.schema import AVERAGED, NATURAL, ON_PATH, RETAIN_PART, Row, number
 from fedquit.results.words import signed
 
 JUDGED = ("test_acc", "retain_acc", "forget_acc", "mia_song_svc", "mia_yeom", "backdoor_asr")
@@ -95,7 +95,7 @@ def gap_sample(runs: Runs, retrains: Runs, key: str) -> GapSample:
         retrains: By target and seed, the rows of Retrain.
         key: Which measure.
     """
-    key = _judged_key(runs, retrains, key)
+    measure, key = key, _judged_key(runs, retrains, key)
     ours = {target: _values(by_seed, key) for target, by_seed in runs.items()}
     theirs = {target: _values(retrains.get(target, {}), key) for target in runs}
     targets = [target for target in runs if ours[target] and theirs[target]]
@@ -105,7 +105,12 @@ def gap_sample(runs: Runs, retrains: Runs, key: str) -> GapSample:
     if shared:
         ours = _in_all(ours)
         theirs = _in_all(theirs)
-    return GapSample([_array(ours[t]) for t in targets], [_array(theirs[t]) for t in targets], shared)
+    method, retrain = [_array(ours[t]) for t in targets], [_array(theirs[t]) for t in targets]
+    steps = [
+        _step([*runs[t].values(), *retrains[t].values()], measure, key, np.concatenate([m, r]))
+        for t, m, r in zip(targets, method, retrain, strict=True)
+    ]
+    return GapSample(method, retrain, shared, steps)
 
 
 def _judged_key(runs: Runs, retrains: Runs, key: str) -> str:
@@ -149,24 +154,52 @@ def single_clients(
         key: Which measure.
 
     Returns:
-        By the name of the target; those with fewer than two Retrains are left out, and those whose values all coincide
+        By the name of the target; those with fewer than two Retrains are left out, and those whose Retrains coincide
         where nothing says of how many examples they are.
     """
     gaps: dict[str, ClientGap] = {}
     for target, by_seed in runs.items():
         sample = gap_sample({target: by_seed}, retrains, key)
-        step = _step(by_seed, key)
-        judged_alone = client_gap(sample.method[0], sample.retrain[0], step=step) if sample.targets else None
+        judged_alone = client_gap(sample.method[0], sample.retrain[0], step=sample.steps[0]) if sample.targets else None
         if judged_alone is not None:
             gaps[names[target]] = judged_alone
     return gaps
 
 
-def _step(by_seed: BySeed, key: str) -> float | None:
-    """The step of a target's accuracies in points, where its rows say of how many examples they are."""
-    sizes = {number(row.get(f"{key.removesuffix('_acc')}_size")) for row in by_seed.values()}
-    size = sizes.pop() if len(sizes) == 1 else None
-    return 100 / size if size else None
+_SIZES = {"mia_song_svc": "forget_size", "mia_yeom": "forget_size", "backdoor_asr": "backdoor_images"}
+_WHOLE = 0.001  # of an example: what may be missing to a whole number of right ones
+
+
+def _step(rows: Iterable[Row], measure: str, key: str, values: np.ndarray[Any, Any]) -> float | None:
+    """The step of a target's values in points, where its rows say of how many examples they are.
+
+    The mean over k rounds of n examples has steps of 100/(k n) points if rounds move by themselves, and of 100/n if
+    they move together: the coarsest grid in between that has all the values is taken. None where no such grid has them,
+    as with means over several recoveries, and accuracies of the positions in sequences.
+
+    Args:
+        rows: Of the target.
+        measure: Of `JUDGED` or `OF_LEAVERS`, or the field of a window.
+        key: The field that the values are from.
+        values: Of method and Retrain.
+    """
+    rows = list(rows)
+    plain = measure.partition("_after_")[0]
+    field = _SIZES.get(plain, f"{plain.removesuffix('_acc')}_size")
+    sizes = {size for row in rows if (size := number(row.get(field)))}
+    if len(sizes) != 1:
+        return None
+    size = sizes.pop()
+    rounds = WINDOW if plain != measure else 1
+    if key.endswith("_last"):
+        rounds = max((int(number(row.get("last_rounds")) or 1) for row in rows), default=1)
+    if plain == "retain_acc" and rounds > 1:
+        size = min(size, RETAIN_PART)
+    counts = values * size / 100
+    for parts in range(1, rounds + 1):
+        if np.abs(counts * parts - np.round(counts * parts)).max() <= _WHOLE:
+            return 100 / (size * parts)
+    return None
 
 
 def read_clients(stored: object) -> dict[str, ClientGap]:
@@ -262,15 +295,19 @@ def leaving_sample(requests: Sequence[RequestRows], key: str) -> LeavingSample:
     both = [_natural_difference(request, averaged) for request in requests]
     measure = key if None in both else averaged
     by_target: dict[Any, dict[int, float]] = {}
+    rows: dict[Any, list[Row]] = {}
     for place, request in enumerate(requests):
         difference = _natural_difference(request, measure)
         if difference is not None:
             seed = request.seed if isinstance(request.seed, int) else place
             by_target.setdefault(request.clients, {})[seed] = difference
+            rows.setdefault(request.clients, []).append(request.row("recovered"))
     shared = _overlap(by_target)
     if shared:
         by_target = _in_all(by_target)
-    return LeavingSample([_array(dict(sorted(own.items()))) for own in by_target.values()], shared)
+    differences = [_array(dict(sorted(own.items()))) for own in by_target.values()]
+    steps = [_step(rows[t], key, measure, own) for t, own in zip(by_target, differences, strict=True)]
+    return LeavingSample(differences, shared, steps)
 
 
 def _natural_difference(request: RequestRows, key: str) -> float | None:
