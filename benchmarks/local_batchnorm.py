@@ -4,8 +4,12 @@
     python benchmarks/local_batchnorm.py [seeds]
 
 Four clients have the same task of ten classes; client k sees its inputs scaled by 1 + 0.8 k and shifted by 0.8 k. The
-last one leaves. FedQUIT serves it, one round of recovery follows. Means over seeds, in percent: the retained data of
-the three others, the leaver's training data and its hold-out.
+last one leaves. FedQUIT serves it, one round of recovery follows; Natural trains for as many rounds without unlearning.
+Means over seeds, in percent: the retained data of the three others, the leaver's training data and its hold-out.
+
+Where BatchNorm is local, Original reads the leaver's data with the leaver's own layers. These leave with the client,
+and all other models read it with the layers of a newcomer. `original-newcomer` is Original with those: the same shared
+parameters as `original`, and the same layers as all the others.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from torch import Tensor, nn
 import fedquit
 
 CLASSES, FEATURES, CLIENTS, EXAMPLES = 10, 24, 4, 250
-PHASES = ("original", "retrained", "unlearned", "recovered")
+PHASES = ("original", "retrained", "unlearned", "recovered", "natural")
+NEWCOMER = "original-newcomer"
 COLUMNS = ("retain_acc", "forget_acc", "holdout_acc")
 
 
@@ -47,29 +52,42 @@ def clients_of(seed: int) -> dict[int, tuple[Tensor, Tensor]]:
 
 
 def measured(batchnorm: str, seed: int, folder: Path) -> dict[str, list[float]]:
-    """The accuracies after each phase."""
+    """The accuracies after each phase, and where BatchNorm is local those of Original to a newcomer."""
     data = clients_of(seed)
     settings = {
         "model.batchnorm": batchnorm, "seed": seed, "train.rounds": 10, "train.lr": 0.05, "train.momentum": 0.9,
         "method.lr": 2e-3, "method.epochs": 2.0, "recover.until": "rounds", "recover.max_rounds": 1,
-        "evaluate.attacks": [],
+        "recover.control": True, "evaluate.attacks": [],
     }  # fmt: skip
     setting = fedquit.Setting(network, data, data[0], settings=settings)
-    fedquit.run(setting, forget=CLIENTS - 1, out=folder)
-    rows = {row["phase"]: row for row in json.loads((folder / "results.json").read_text())["rows"]}
-    return {phase: [rows[phase][column] for column in COLUMNS] for phase in PHASES}
+    fedquit.run(setting, forget=CLIENTS - 1, out=folder / "fedquit")
+    rows = rows_of(folder / "fedquit")
+    accuracies = {phase: rows[phase] for phase in PHASES}
+    if batchnorm == "local":  # what Natural has unlearned, nothing, is Original without the leaver's layers
+        left_out = ("method.lr", "method.epochs", "recover.control")
+        untouched = {key: value for key, value in settings.items() if key not in left_out}
+        plain = fedquit.Setting(network, data, data[0], settings=untouched | {"method.name": "natural"})
+        fedquit.run(plain, forget=CLIENTS - 1, out=folder / "natural")
+        accuracies = {"original": rows["original"], NEWCOMER: rows_of(folder / "natural")["unlearned"]} | accuracies
+    return accuracies
+
+
+def rows_of(folder: Path) -> dict[str, list[float]]:
+    """The accuracies of a run, by phase."""
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    return {row["phase"]: [row[column] for column in COLUMNS] for row in rows}
 
 
 def main() -> None:
     """Print the table."""
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    print(f"{'':24}" + "".join(f"{column:>13}" for column in COLUMNS))
+    print(f"{'':26}" + "".join(f"{column:>13}" for column in COLUMNS))
     for batchnorm in ("averaged", "local"):
         with tempfile.TemporaryDirectory() as folder:
             runs = [measured(batchnorm, seed, Path(folder) / str(seed)) for seed in range(seeds)]
-        for phase in PHASES:
+        for phase in runs[0]:
             means = torch.tensor([run[phase] for run in runs]).mean(0)
-            print(f"{batchnorm + ' ' + phase:24}" + "".join(f"{mean:13.1f}" for mean in means.tolist()))
+            print(f"{batchnorm + ' ' + phase:26}" + "".join(f"{mean:13.1f}" for mean in means.tolist()))
 
 
 if __name__ == "__main__":

@@ -27,14 +27,10 @@ import torch
 from fedquit.audit.evaluation import Evaluation
 from fedquit.core import ClientId, Federation, Params, Request, State, Trained
 from fedquit.core.method import Method
-from fedquit.data.federated import FederatedData
 from fedquit.methods import METHODS
-from fedquit.running.costs import Metered
 from fedquit.running.recipe import Recipe, load
-from fedquit.running.session import Session
 from fedquit.running.setup import Setup, build_setup
 from fedquit.running.simulation import Simulation
-from fedquit.running.store import Journal, Memories
 from fedquit.running.training_cache import Federated, Silent, train
 from fedquit.utils.files import read_json, write_json
 from fedquit.utils.version import code_version
@@ -91,15 +87,6 @@ def observed(method: Method, points: list[Point], evaluation: Evaluation) -> Met
 def accuracies(evaluation: Evaluation, params: Params) -> Point:
     """Test and forget accuracy, in percent."""
     return {f"{name}_acc": evaluation.accuracy(name, params) or 0.0 for name in ("test", "forget")}
-
-
-class Unjournaled(Simulation):
-    """A simulation that keeps no journal of the unlearning's replies: a run that is killed begins again."""
-
-    def _federation(
-        self, data: FederatedData, memories: Memories, _journal: Journal | None = None
-    ) -> tuple[Session, Metered]:
-        return super()._federation(data, memories)
 
 
 class Measurements:
@@ -177,7 +164,7 @@ class Measurements:
         recovery: list[Point] = []
         setup = dataclasses.replace(setup, method=observed(setup.method, unlearning, evaluation))
         folder = Path(tempfile.mkdtemp(dir=self.options.cache))
-        simulation = Unjournaled(setup, folder)
+        simulation = Simulation(setup, folder, journal=False)  # a run that is killed begins again
         simulation.adopt(original)
         unlearned = simulation.unlearn(request, self.setup.data.mark(request))
         rounds = simulation.recovery(unlearned)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -349,6 +350,22 @@ class CountTwice(Method):
     def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
         w = mean(fed.run(Count(Local(epochs=0.0)), request.clients, split="forget", start=state.params))
         return state.next(mean(fed.run(Count(Local(epochs=0.0)), request.clients, split="forget", start=w)))
+
+
+@dataclass(frozen=True)
+class AtHome(Method):
+    """Asks the leaving clients to train, and throws away what they answer: only what they keep at home changes."""
+
+    strength: float = 1.0
+
+    def rounds(self, trained: Trained, request: Request) -> int:
+        return 1
+
+    def unlearn(self, fed: Federation, state: State, trained: Trained, request: Request) -> State:
+        task = trained.training.task
+        harsh = replace(task, local=replace(task.local, lr=self.strength * task.local.lr))
+        deque(fed.run(harsh, request.clients, split="forget", start=state.params), maxlen=0)
+        return state.next(state.params)
 
 
 class Sequences(torch.nn.Module):

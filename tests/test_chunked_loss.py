@@ -13,9 +13,10 @@ from torch.func import vmap
 
 from fedquit.core.projection import Projection
 from fedquit.distill import chunked
-from fedquit.distill.chunked import chunked_distillation_loss
+from fedquit.distill.chunked import chunked_distillation_loss, distillation_in_chunks
 from fedquit.distill.losses import LOSSES, Rule, distillation_loss
 from fedquit.distill.virtual_teacher import TEACHERS
+from fedquit.errors import InputError
 
 B, T, D, C = 3, 5, 6, 11
 
@@ -58,6 +59,21 @@ def test_it_is_the_plain_loss_with_its_gradients(
     torch.testing.assert_close(losses, plain, rtol=1e-12, atol=1e-12)
     for gradient, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_a_second_backward_pass_through_large_logits_is_refused() -> None:
+    """Their gradient is scaled in place: a second pass would scale it again. Small logits are computed by autograd."""
+    student, global_model, y, u = projections(bias=True)
+    rule = Rule("min", "kl", v=0.0, tau=1.0, k=5)
+    for large in (1, B * T * C):
+        logits = student.logits.detach().requires_grad_()
+        loss = 3 * distillation_in_chunks(logits, global_model.logits, y, u, rule, large=large).sum()
+        (first,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        if large == 1:
+            with pytest.raises(InputError, match="compute the loss again before the second backward pass"):
+                torch.autograd.grad(loss, logits)
+        else:
+            torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], first, rtol=0, atol=0)
 
 
 def test_a_frozen_head_gets_no_gradient() -> None:

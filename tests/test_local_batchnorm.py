@@ -24,6 +24,7 @@ from fedquit.engine.local_layers import first_layers
 from fedquit.errors import FedquitError, InputError
 from fedquit.methods import METHODS
 from fedquit.models import FunctionalModel
+from fedquit.results.folders import OWNER_FOLDER
 from fedquit.running import lifecycle
 from fedquit.running.bundles import require_one_request
 from fedquit.running.recipe import Recipe
@@ -132,6 +133,33 @@ def test_a_newcomer_gets_the_others_mean_with_statistics_of_its_own() -> None:
     assert models.of_client(0)["1.weight"] is layers[0]["1.weight"]
 
 
+@pytest.mark.parametrize("samples", [0.0, 0.5])
+def test_damage_to_layers_that_leave_with_their_client_counts_for_nothing(samples: float, tmp_path: Path) -> None:
+    """A method that changes the leaver's own layers alone, little or much, is given the same figures in every row.
+
+    Where samples leave, the client stays with its layers, and the damage is seen.
+    """
+    reported: list[list[Any]] = []
+    for strength in (1.0, 50.0):
+        one = recipe(
+            method={"name": "seam_methods:AtHome", "strength": strength},
+            request=[{"clients": [1], **({"samples": samples} if samples else {})}],
+            evaluate={"attacks": ["yeom"]},
+            recover={"max_rounds": 2, "follow": 1, "control": True, "budgets": [0.9]},
+            retrain=True,
+        )
+        folder = tmp_path / str(strength)
+        results = run(one, folder, cache=tmp_path / "cache")
+        rows = [{k: v for k, v in r.items() if k != "seconds"} for r in results["rows"]]
+        reported.append(rows + [path.read_text() for path in sorted((folder / OWNER_FOLDER).iterdir())])
+        assert {row["phase"] for row in rows} == {
+            "original", "retrained", "unlearned", "recovered", "natural", "budget",
+        }  # fmt: skip
+        stay = {0, 2, 3, *([1] if samples else [])}
+        assert set(separated(load_params(folder / "request-0" / "model.safetensors")[0])[1]) == stay
+    assert (reported[0] == reported[1]) == (not samples)
+
+
 class Stop(FedquitError):
     """The run is killed."""
 
@@ -199,6 +227,13 @@ def test_natural_and_retrain_go_on_with_the_layers_that_they_had(tmp_path: Path)
     assert path[0]["test_acc"] == retrained["test_acc"]
     homes = {unquote(p.name).partition("@")[0] for p in tmp_path.glob("run/request-0/retrained-longer/clients/*")}
     assert homes == {home_key(c) for c in (0, 2, 3)}
+    evaluation = evaluation_of(build_setup(recipe()))
+    for name, row in (("natural", rows["natural"]), ("natural", natural), ("run", rows["recovered"])):
+        scores = evaluation.scores(load_params(tmp_path / name / "request-0" / "model.safetensors")[0])
+        for part in ("forget", "holdout", "retain", "test"):
+            of_part = scores[part]
+            assert of_part is not None
+            assert row[f"{part}_loss"] == pytest.approx(float(of_part.loss.mean()), rel=1e-12), "judged as it is stored"
 
 
 @pytest.mark.parametrize("method", ["retrain", "rapid", "federaser"])

@@ -151,9 +151,14 @@ def test_the_code_of_the_first_page_runs_and_prints_what_the_page_shows(tmp_path
     environment = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     printed = call(sys.executable, "first.py", cwd=tmp_path, **environment)
     (shown,) = re.findall(r"```\n(accuracy %.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert "\nOMP_NUM_THREADS=1 python first.py\n```" in (ROOT / "README.md").read_text(), (
+        "the threads of these figures"
+    )
+    ours_in_words, shown_in_words = (re.sub(r"[\d.,]+| +", " ", text).split() for text in (printed, shown))
+    assert ours_in_words == shown_in_words, "the page shows every line"
     for ours, page in zip(printed.splitlines()[1:5], shown.splitlines()[1:5], strict=True):
         found, written = ([float(n.replace(",", "")) for n in re.findall(r"[\d.,]+", line)] for line in (ours, page))
-        assert found == pytest.approx(written, abs=6.0), "another number of threads rounds otherwise"
+        assert found == pytest.approx(written, abs=6.0), "another processor rounds otherwise"
     assert "\nforgotten within the margin: AUC" in printed
     assert (tmp_path / "report.html").stat().st_size > 1000
     assert (tmp_path / "forgotten.pt").exists()

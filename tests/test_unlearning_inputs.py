@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedquit.distill.stepping import SCALE, Steps, new_optimizer
 from fedquit.distill.unlearning import Step, unlearn
+from fedquit.distill.virtual_teacher import virtual_logits
 from fedquit.errors import InputError, NonFiniteError
 
 
@@ -351,3 +353,69 @@ def test_log_probabilities_are_logits() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LogSoftmax(-1))
     plain = unlearn(model[0], (X, Y), lr=0.01)
     assert torch.allclose(weights(plain), weights(unlearn(model, (X, Y), lr=0.01)), atol=1e-6)
+
+
+class Sample(NamedTuple):
+    """What `default_collate` makes a batch of the same type of."""
+
+    image: Any
+    label: Any
+
+
+def test_named_tuples_are_pairs() -> None:
+    """As samples of a data set, as batches of a loader, and as nested inputs."""
+    plain = weights(unlearn(Mixed(), (X, Y), lr=0.01))
+    rows = [Sample(x, y) for x, y in zip(X, Y, strict=True)]
+    for data in (Rows(rows), Sample(X, Y), (Sample(X, X), Y)):
+        assert torch.equal(weights(unlearn(Mixed(), data, lr=0.01)), plain)
+    loader = DataLoader(Rows(rows), batch_size=12)
+    assert torch.allclose(weights(unlearn(Mixed(), loader, lr=0.01)), plain, atol=1e-6)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    ours = unlearn(Mixed(), (X, Y), lr=0.01, epochs=2, batch_size=5, seed=3)
+    numpy = unlearn(Mixed(), (X, Y), lr=0.01, epochs=np.int64(2), batch_size=np.int32(5), seed=np.int64(3))  # type: ignore[arg-type]
+    assert torch.equal(weights(numpy), weights(ours))
+    seed: Any = np.int64(3)
+    assert torch.equal(virtual_logits(X, Y % 3, "random", seed=seed), virtual_logits(X, Y % 3, "random", seed=3))
+    with pytest.raises(InputError, match=r"^epochs is 1\.0 and has to be an integer"):
+        unlearn(Mixed(), (X, Y), lr=0.01, epochs=1.0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^seed is 'a' and has to be an integer"):
+        unlearn(Mixed(), (X, Y), lr=0.01, seed="a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("forward", "says"),
+    [
+        (lambda model, batch: model(batch[0]).scores, "has no attribute 'scores'"),
+        (lambda model, batch: {"a": model(batch[0])}["b"], "no entry 'b'"),
+    ],
+)
+def test_a_hook_that_looks_for_what_is_not_there_is_answered_in_one_sentence(forward: Any, says: str) -> None:
+    with pytest.raises(InputError, match=rf"^`forward` fails on a batch of .*{says}; repair it for such batches\.$"):
+        unlearn(Mixed(), (X, Y), lr=0.01, forward=forward)
+
+
+class Shares(nn.Module):
+    """Scores that are no probabilities, and sum to 1 all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(self.layer(x).abs(), p=1, dim=-1)
+
+
+def test_logits_that_sum_to_one_are_taken_where_a_hook_gives_them() -> None:
+    """And refused with a sentence that says so, where no hook does; rows that are constantly 1/C too."""
+    constant = nn.Linear(3, 4)
+    nn.init.zeros_(constant.weight)
+    nn.init.constant_(constant.bias, 0.25)
+    for model in (Shares(), constant):
+        with pytest.raises(InputError, match=r"if they are logits .* give forward=lambda model, batch: model"):
+            unlearn(model, (X, Y), lr=0.01)
+        with pytest.warns(UserWarning, match="`forward` returns rows that sum to 1"):
+            student = unlearn(model, (X, Y), lr=0.01, forward=lambda model, batch: model(batch[0]))
+        still = torch.equal(weights(student), weights(model))
+        assert still == (model is constant), "where all logits are equal there is nothing to push down"

@@ -30,6 +30,7 @@ from fedquit.methods.fused import ADAPTER, TrainAdapters, places
 from fedquit.methods.pga import Ascend
 from fedquit.methods.ssd import FisherDiagonal
 from fedquit.models import FunctionalModel, load_model
+from gpu import GPU_MARKS, gpu_engine, gpu_replies, needs_gpu
 
 HERE = Address(seed=5, phase="train", round=2, question=1)
 EXACT = 1e-12
@@ -129,7 +130,7 @@ class Literal(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = functional.dropout(self.body(x).tanh(), 0.5, self.training)
         if self.training:
-            x = x * torch.empty(len(x), 1, 1, dtype=x.dtype).bernoulli_(0.75)
+            x = x * torch.empty(len(x), 1, 1, dtype=x.dtype, device=x.device).bernoulli_(0.75)
         return cast(Tensor, self.head(x.mean(1)))
 
 
@@ -169,27 +170,33 @@ def ask_of(task: Task, start: Params, address: Address = HERE, sent: Mapping[str
     return Ask(task, tuple(range(len(SIZES))), "all", {"start": start, **(sent or {})}, address)
 
 
-def replies(engine: type[Engine], name: str, ask: Ask, homes: dict[str, Params] | None = None) -> list[Reply]:
+def replies(engine: type[Engine] | str, name: str, ask: Ask, homes: dict[str, Params] | None = None) -> list[Reply]:
     model, data = model_of(name), NETWORKS[name][1]
     memory = dict(homes or {})
+    if engine == "cuda":
+        return gpu_replies(gpu_engine(model, data, memory), ask)
     if engine is ThreadedEngine:
         return list(ThreadedEngine(model, data, memory, 2).run(ask))
+    assert not isinstance(engine, str)
     return list(engine(model, data, memory).run(ask))  # type: ignore[call-arg]
 
 
+ENGINES = [StackedEngine, ThreadedEngine, pytest.param("cuda", marks=GPU_MARKS)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention on a CPU has no batching rule
-def test_engines_agree(name: str, optimizer: str) -> None:
+def test_engines_agree(name: str, optimizer: str, engine: type[Engine] | str) -> None:
     if (name, optimizer) == ("attention", "adam"):
         pytest.skip("the keys' bias has no gradient but rounding, which Adam lifts")
     start = model_of(name).init(3)
     ask = ask_of(Learn(replace(LOCAL, optimizer=optimizer, lr=2e-3)), start)
     expected = replies(SequentialEngine, name, ask)
-    for engine in (StackedEngine, ThreadedEngine):
-        for reply, wanted in zip(replies(engine, name, ask), expected, strict=True):
-            assert apart(reply.params, wanted.params) <= EXACT
-            assert reply.loss == pytest.approx(wanted.loss, rel=1e-11)
+    for reply, wanted in zip(replies(engine, name, ask), expected, strict=True):
+        assert apart(reply.params, wanted.params) <= EXACT
+        assert reply.loss == pytest.approx(wanted.loss, rel=1e-11)
     assert apart(expected[0].params, start) > 1e-3
 
 
@@ -245,6 +252,17 @@ UNLEARNING: dict[str, Task] = {
     "fedquit": Distill(LOCAL),
     "bad_teacher": Teach(LOCAL, teachers="incompetent", seed=4),
 }
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_unlearning_on_a_gpu(name: str) -> None:
+    start = trained(name)
+    ask = ask_of(UNLEARNING["fedquit"], start)
+    for reply, wanted in zip(replies("cuda", name, ask), replies(SequentialEngine, name, ask), strict=True):
+        assert apart(reply.params, wanted.params) <= EXACT
+        assert all(torch.equal(reply.params[n], start[n]) for n in statistics_of(start))
 
 
 @pytest.mark.parametrize("task", UNLEARNING)

@@ -6,13 +6,10 @@ What Python holds at that moment is frozen, as in a CUDA graph; only what lies i
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,69 +30,17 @@ from fedquit.engine.stacked.work import Work
 from fedquit.methods.fedau import LearnBoth
 from fedquit.methods.fukd import Imitate
 from fedquit.models import FunctionalModel, load_model
+from graph_stand_ins import capture_on_cpu
 from seam_methods import FromOwn
 
 EXACT = 1e-12  # of the largest parameter
 LOCAL = Local(batch_size=4, lr=0.1)
 
 
-@dataclass
-class Graph:
-    """A captured step."""
-
-    steps: list[Callable[[], None]] = field(default_factory=list)
-
-    def pool(self) -> None:
-        pass
-
-    def replay(self) -> None:
-        for step in self.steps:
-            step()
-
-
-class Stream:
-    def __init__(self, device: torch.device | None = None) -> None:
-        pass
-
-    def wait_stream(self, other: Stream) -> None:
-        pass
-
-
-def frozen(steps: CapturedSteps) -> CapturedSteps:
-    """As Python holds it now, with all its parts; tensors are shared."""
-    work = copy.copy(steps.work)
-    for name, part in vars(steps.work).items():
-        if type(part).__module__.startswith("fedquit.engine"):
-            setattr(work, name, copy.copy(part))
-    copied = copy.copy(steps)
-    copied.work = work
-    copied.clock = copy.copy(steps.clock)
-    return copied
-
-
 @pytest.fixture(autouse=True)
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stacked engine captures its steps."""
-    capturing: list[Graph] = []
-    take = CapturedSteps._step
-
-    @contextlib.contextmanager
-    def capture(graph: Graph, pool: object, stream: Stream) -> Iterator[None]:
-        capturing.append(graph)
-        yield
-        capturing.pop()
-
-    def step(self: CapturedSteps, width: int) -> None:
-        if capturing:  # nothing is computed during a capture
-            capturing[-1].steps.append(partial(take, frozen(self), width))
-        else:
-            take(self, width)
-
-    monkeypatch.setattr(CapturedSteps, "_step", step)
-    monkeypatch.setattr(StackedEngine, "captures_graphs", True)
-    stand_ins: dict[str, Any] = {"CUDAGraph": Graph, "graph": capture, "Stream": Stream, "current_stream": Stream}
-    for name, stand_in in {**stand_ins, "stream": contextlib.nullcontext}.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+    capture_on_cpu(monkeypatch)
 
 
 def setup(*sizes: int) -> FederatedData:

@@ -23,12 +23,15 @@ pytest.importorskip("triton", reason="Triton is not installed: make test-kernels
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set: make test-kernels", allow_module_level=True)
 
+from fedquit.core import Local
 from fedquit.engine.cuda import triton_gemm as gemm
 from fedquit.engine.cuda import triton_norm, triton_sgd
 from fedquit.engine.cuda import triton_tma as tma
 from fedquit.engine.cuda.gradient_buffer import GradientBuffer
 from fedquit.engine.cuda.ops import CudaOps, StackedConv
+from fedquit.engine.cuda.triton_adam import AdamRates, adam_
 from fedquit.engine.cuda.triton_common import Tile, compile_ahead, launch
+from fedquit.engine.optim import OPTIMIZERS, Adam, Signal
 from fedquit.engine.stacked.layout import Layout
 from fedquit.models.fused import conv_with_input
 from fedquit.models.resnet import BasicBlock
@@ -360,6 +363,64 @@ def test_sgd_moves_the_parameters_and_their_copy() -> None:
     triton_sgd.sgd_(rows, copy, gradient, lr, 0.01)
     close(rows, wanted)
     assert torch.equal(copy, rows.to(HALF))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_moves_the_parameters_their_copy_and_its_moments(optimizer: str) -> None:
+    """Three steps, beside the optimizer's own rule in float64."""
+    local = Local(optimizer=optimizer, lr=0.3, weight_decay=0.1)
+    rule = OPTIMIZERS[optimizer]
+    assert isinstance(rule, Adam)
+    rows, copy = drawn(2, 1500), torch.zeros(2, 1500, dtype=HALF, device=DEVICE)
+    moments = torch.zeros_like(rows), torch.zeros_like(rows)
+    wanted = {"": rows.double()}
+    slots = {name: {"": torch.zeros_like(wanted[""])} for name in rule.slots}
+    for t in (1, 2, 3):
+        gradient = drawn(2, 1500, seed=t).to(HALF)
+        numbers = 0.3, 1 - 0.3 * 0.1 if rule.decoupled else 1.0, 1 - rule.beta1**t, 1 - rule.beta2**t
+        rates = AdamRates(*(torch.tensor(n, dtype=torch.float64, device=DEVICE) for n in numbers))
+        adam_(
+            *(rows, copy, moments, gradient, rates),
+            l2=0.0 if rule.decoupled else 0.1,
+            betas=(rule.beta1, rule.beta2),
+            eps=rule.eps,
+        )
+        wanted, slots = rule.step(wanted, slots, Signal(t, {"": gradient.double()}), local)
+    close(rows, wanted[""].float())
+    assert torch.equal(copy, rows.to(HALF))
+    for moment, name in zip(moments, rule.slots, strict=True):
+        close(moment, slots[name][""].float())
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_convolution_with_a_bias(stride: int) -> None:
+    x, w, b = drawn(CLIENTS, BATCH, 16, 8, 8), drawn(CLIENTS, 16, 16, 3, 3, seed=1) / 12, drawn(CLIENTS, 16, seed=2)
+
+    def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return functional.conv2d(x, w, b, stride=stride, padding=1)
+
+    own = [t.requires_grad_() for t in (x, w, b)]
+    alone = torch.stack([layer(x[k], w[k], b[k]) for k in range(CLIENTS)])
+    low = [t.detach().to(HALF).requires_grad_() for t in own]
+    with CudaOps(None):
+        assert "StackedConv" not in _functions(vmap(layer)(*low)), "torch's own, unless it is asked for"
+    with CudaOps(None, biases=True):
+        many = vmap(layer)(*low)
+    assert "StackedConv" in _functions(many), "the kernel is used"
+    wanted = torch.autograd.grad(alone.square().mean(), own)
+    for a, b_ in zip(torch.autograd.grad(many.float().square().mean(), low), wanted, strict=True):
+        assert float((a.float() - b_).norm()) < 10 * torch.finfo(HALF).eps * float(b_.norm())
+
+
+def _functions(out: Tensor) -> str:
+    """The names of what computed a tensor."""
+    names, waiting = [], [out.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is not None:
+            names.append(function.name())
+            waiting += [f for f, _ in function.next_functions]
+    return " ".join(names)
 
 
 def test_a_network_may_ask_for_relu_in_place() -> None:

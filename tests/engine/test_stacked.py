@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedquit.core import SERVER, ClientId, Local, Memory, Model, Params, Reply, Split, Task
 from fedquit.core.fedavg import Learn
+from fedquit.core.local_layers import BeginAnew
 from fedquit.core.params import fingerprint
 from fedquit.core.recalibration import Recalibrate
 from fedquit.data.federated import Dataset, FederatedData
@@ -181,7 +182,8 @@ def test_every_task_of_every_method_is_compared() -> None:
     while kinds:
         kinds += (below := kinds.pop().__subclasses__())
         tasks |= {k for k in below if k.__module__.startswith("fedquit.") and not inspect.isabstract(k)}
-    assert tasks == {type(case.task) for case in CASES.values()} | {Recalibrate}  # of BatchNorm: test_any_model.py
+    of_batchnorm = {Recalibrate, BeginAnew}  # test_any_model.py and test_local_batchnorm.py compare them
+    assert tasks == {type(case.task) for case in CASES.values()} | of_batchnorm
 
 
 @pytest.mark.parametrize(

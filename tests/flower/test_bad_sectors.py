@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,14 +20,23 @@ from hypothesis import strategies as st
 
 from fedquit.errors import StoreError
 from fedquit.flower import twice
+from fedquit.flower.membership import read_membership, write_membership
+from fedquit.flower.outbox import Inbox
 from fedquit.flower.server import ServerResult
 from fedquit.flower.twice import checksum_of, copy_of, read_json_either, read_json_mended, write_json_twice
 from fedquit.utils import files
-from flower.grid_world import MakeWorld, Setup
+from flower.grid_world import MakeWorld, Setup, lines
 
 pytestmark = pytest.mark.flower
 VALUE = {"erased": [3, 14], "phase": {"number": 7, "kind": "train"}, "names": ["hospital-1", "é"]}
 PLACES = {"the first byte": 0.0, "a quarter": 0.25, "the last byte": 1.0}
+
+
+class Site(NamedTuple):
+    name: str
+    examples: int
+    fingerprints: tuple[str, ...]
+    revoked: float | None
 
 
 def flipped(content: bytes, share: float, bits: int = 0x11) -> bytes:
@@ -75,6 +85,52 @@ def test_a_kill_between_the_writes_is_no_damage(writes: int, tmp_path: Path, mon
     said: list[str] = []
     assert read_json_mended(path, "who is who", say=said.append) == (VALUE if writes == 2 else {"older": True})
     assert said == []
+
+
+@given(st.floats(0, 1), st.integers(1, 255))
+@settings(deadline=None, max_examples=200)
+def test_any_changed_byte_of_an_operators_request_is_found(share: float, bits: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        said: list[str] = []
+        inbox = Inbox(Path(folder), said.append)
+        filed = inbox.file("key:0123456789abcdef")
+        (path,) = inbox.folder.iterdir()
+        path.write_bytes(flipped(path.read_bytes(), share, bits))
+        if not said and (waiting := list(inbox.waiting())):
+            assert waiting == [filed], "such as another white space"
+            return
+        assert path.exists(), "it is not lost"
+        (sentence,) = said
+        assert str(path) in sentence
+        assert "file the request again" in sentence
+        assert inbox.problems() == [sentence.removeprefix("warning: ")]
+
+
+@given(st.floats(0, 1), st.integers(1, 255))
+@settings(deadline=None, max_examples=200)
+def test_any_changed_byte_of_the_list_of_sites_is_found(share: float, bits: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        sites = [Site(name, 23, (fingerprint,), None) for name, fingerprint in (("a", "01ab"), ("b", "23cd"))]
+        path = write_membership(Path(folder), sites)
+        expected = read_membership(Path(folder))
+        path.write_bytes(flipped(path.read_bytes(), share, bits))
+        with contextlib.suppress(StoreError):
+            assert read_membership(Path(folder)) == expected, "such as another white space"
+
+
+def test_an_operators_request_with_a_changed_byte_is_kept_and_can_be_mended(make: MakeWorld) -> None:
+    setup = make()
+    setup.serve(setup.config())
+    state = setup.folder / "state"
+    Inbox(state).file("hospital-1")
+    (path,) = (state / "requests").iterdir()
+    pristine = path.read_bytes()
+    path.write_bytes(pristine.replace(b"hospital-1", b"hospital-9"))
+    assert not setup.serve(setup.config()).erasures
+    assert any(str(path) in line for line in lines(setup.folder))
+    path.write_bytes(pristine)
+    assert [(e.client, e.status) for e in setup.serve(setup.config()).erasures] == [(1, "done")]
+    assert list((state / "requests").iterdir()) == []
 
 
 def files_of(state: Path) -> list[Path]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import inspect
 import io
 import json
@@ -11,11 +13,13 @@ import re
 import stat
 import subprocess
 import tarfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -35,10 +39,12 @@ from fedquit.flower.closed.notice_board import NoticeBoard
 from fedquit.flower.closed.private_files import make_private_folder
 from fedquit.flower.closed.project import Project, Settings
 from fedquit.flower.closed.site_folder import SiteFolder
+from fedquit.flower.deploy.control import Connection
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import make_node_key
 from fedquit.flower.notices import read_notices
 from fedquit.flower.roster import Identity, Roster
+from fedquit.utils.files import read_json, write_private_json
 
 pytestmark = pytest.mark.flower
 ROOT = Path(__file__).parents[2]
@@ -619,6 +625,58 @@ def registrar(project: Project, state: Path, say: Callable[[str], None]) -> serv
     return service.Registrar(project, state, nobody, project.server / "registered.json", None, say)
 
 
+class SuperLink(http.server.BaseHTTPRequestHandler):
+    """Answers to `unregister-node` as it is told to; with nothing where no answer is left."""
+
+    answers: ClassVar[list[tuple[int, bytes]]]
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.answers:
+            status, body = self.answers.pop(0)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("last", [(200, b""), (404, b"Node ID not found for account.")])
+def test_a_key_counts_as_unregistered_once_the_superlink_has_said_so(
+    last: tuple[int, bytes], project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enrolled(project, tmp_path, "hospital-0")
+    project.revoke("hospital-0")
+    (key,) = project.sites["hospital-0"].fingerprints
+    said: list[str] = []
+    carrier = registrar(project, tmp_path / "state", said.append)
+    write_private_json(carrier.memo, {key: 7})
+    monkeypatch.setattr(SuperLink, "answers", [], raising=False)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SuperLink) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+
+        @contextlib.contextmanager
+        def connected() -> Iterator[Connection]:
+            with contextlib.closing(HTTPConnection(address, timeout=5)) as connection:
+                yield Connection(connection, address)
+
+        carrier.control = SimpleNamespace(connected=connected)  # type: ignore[assignment]
+        for answers in ([], [(503, b"Service Unavailable")], [(404, b"Not Found")]):
+            SuperLink.answers[:] = answers
+            with pytest.raises(DeploymentError):
+                carrier.bring_up_to_date()
+            assert read_json(carrier.memo) == {key: 7}, "it is tried again"
+            assert said == []
+        SuperLink.answers[:] = [last]
+        carrier.bring_up_to_date()
+        server.shutdown()
+    assert read_json(carrier.memo) == {key: None}
+    assert said == ["node 7 of hospital-0 is unregistered."]
+
+
 def test_the_server_app_learns_of_which_requests_sites_have_given_notice(project: Project, tmp_path: Path) -> None:
     for name in ("hospital-0", "hospital-1"):
         enrolled(project, tmp_path, name)
@@ -644,6 +702,8 @@ def test_the_operator_is_told_once_a_day_of_sites_that_cannot_be_heard(project: 
     roster = Roster(tmp_path / "state")
     roster.enrol([(forgotten, 10)])
     roster.note_standing({0}, set())
+    checksum = tmp_path / "state" / "clients.sha256"
+    checksum.write_text("of the list that the server is about to write\n")
     said: list[str] = []
     watcher = registrar(project, tmp_path / "state", said.append)
     now = time.time()
@@ -658,3 +718,4 @@ def test_the_operator_is_told_once_a_day_of_sites_that_cannot_be_heard(project: 
     assert not any("hospital-2" in line or "hospital-3" in line for line in said), "nobody waits for them"
     watcher.warn_of_mute_sites(now + 30 * 86_400)
     assert "answer it with `fedquit flower rotate hospital-1`" in said[-1]
+    assert "about to write" in checksum.read_text(), "who only looks writes nothing there"

@@ -18,6 +18,7 @@ from fedquit.check.on_flower import CLIENTS, judge_on_flower, last_state
 from fedquit.check.report import Findings
 from fedquit.data.federated import FederatedData
 from fedquit.errors import InputError, RequestError
+from fedquit.flower.config import ServerConfig
 from fedquit.methods import METHODS
 from fedquit.models import FunctionalModel
 from fedquit.running.recipe import Recipe, build
@@ -128,6 +129,41 @@ def test_a_withdrawn_model_takes_the_clients_layers_with_it(tmp_path: Path) -> N
     again = setup.serve(config)
     assert again.rounds == TRAIN["rounds"]
     assert all(bool(p.isfinite().all()) for p in again.params.values())
+
+
+@pytest.mark.parametrize("anew", ["withdrawn", "retrain"])
+def test_a_client_that_was_away_when_the_model_began_anew_gives_up_its_layers_when_it_comes_back(
+    anew: str, tmp_path: Path
+) -> None:
+    model = {"name": "own_networks:batch_norm_net", "dtype": "float64", "batchnorm": "local"}
+    federation = SmallFederation(build(Recipe, {**RECIPE, "model": model}, "recipe"), clients=CLIENTS)
+    setup = Setup(federation.data, federation.setup(federation.build_method()).model, tmp_path)
+    away, leaving = 1, 0
+    close(setup)
+
+    def config(rounds: int, floor: int = 1) -> ServerConfig:
+        return setup.config(
+            min_nodes=1, floor=floor, quorum=0.1, train={**TRAIN, "rounds": rounds}, method={"name": "retrain"}
+        )
+
+    rounds = TRAIN["rounds"]
+    setup.serve(config(rounds))
+    for path in tmp_path.glob(f"homes/{away}/memory/*/*batchnorm@*.safetensors"):
+        save_params(path, {n: torch.full_like(p, torch.nan) for n, p in load_params(path)[0].items()})
+    setup.node_of(away).online = False
+    setup.outbox(leaving).file()
+    (erasure,) = setup.serve(config(rounds, len(federation.clients) if anew == "withdrawn" else 1)).erasures
+    assert ("the model was withdrawn" in erasure.reason) == (anew == "withdrawn")
+    trained = setup.serve(config(rounds)).rounds
+    setup.node_of(away).online = True
+    setup.node_of(away).asked.clear()
+    after = setup.serve(config(trained + 1))
+    assert after.rounds == trained + 1
+    assert setup.node_of(away).asked, "it takes part again"
+    *_, newest = sorted(tmp_path.glob(f"homes/{away}/memory/*/*batchnorm@*.safetensors"))
+    layers = load_params(newest)[0]
+    assert layers
+    assert all(bool(p.isfinite().all()) for p in layers.values()), "its old layers are gone"
 
 
 def test_local_batch_norm_is_no_audit_of_whole_models(tmp_path: Path) -> None:

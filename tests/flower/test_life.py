@@ -30,7 +30,7 @@ from fedquit.flower.intake import MOST_REQUESTS
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.presence import NodesMissing
 from fedquit.flower.server import ServerResult
-from fedquit.flower.twice import copy_of
+from fedquit.flower.twice import copy_of, write_json_twice
 from fedquit.methods import METHODS
 from fedquit.methods.not_ import NoT
 from fedquit.models import FunctionalModel
@@ -308,7 +308,7 @@ def test_an_operator_can_file_a_request_by_name_or_key(make: MakeWorld) -> None:
     clients = json.loads((setup.folder / "state" / "clients.json").read_text())
     Inbox(setup.folder / "state").file("hospital-4")
     Inbox(setup.folder / "state").file(clients[2]["key"])
-    Inbox(setup.folder / "state").file("nobody")
+    nobody = Inbox(setup.folder / "state").file("nobody")
     found = setup.serve(setup.config())
     assert {(e.client, e.status, e.source) for e in found.erasures} == {
         (4, "done", "operator"),
@@ -316,6 +316,10 @@ def test_an_operator_can_file_a_request_by_name_or_key(make: MakeWorld) -> None:
     }
     assert list(Inbox(setup.folder / "state").waiting()) == []
     assert any("'nobody' names 0 clients" in line for line in lines(setup.folder))
+    kept = setup.folder / "state" / "requests" / f"{nobody.id}.refused"
+    assert json.loads(kept.read_text())["client"] == "nobody", "what an operator asked for is never deleted unserved"
+    (sentence,) = Inbox(setup.folder / "state").problems()
+    assert str(kept) in sentence
 
 
 def test_a_client_that_is_asked_for_twice_is_forgotten_once(make: MakeWorld) -> None:
@@ -876,6 +880,21 @@ def test_a_half_copied_state_directory_is_refused_and_nothing_in_it_is_changed(m
     shutil.rmtree(state)
     shutil.copytree(whole, state)
     assert setup.serve(setup.config()).erased == {1}, "the whole copy goes on"
+
+
+def test_a_list_of_clients_that_is_older_than_the_ledger_is_refused(make: MakeWorld) -> None:
+    """The next client would get the number of one that was forgotten, or whose request waits."""
+    setup = make()
+    setup.outbox(2).file()
+    setup.serve(setup.config())
+    path = setup.folder / "state" / "clients.json"
+    listed = json.loads(path.read_text())
+    write_json_twice(path, listed[:2])
+    with pytest.raises(StoreError, match=r"speaks of client 2, whom clients\.json does not list, .*copied in part"):
+        setup.serve(setup.config())
+    assert json.loads(path.read_text()) == listed[:2]
+    write_json_twice(path, listed)
+    assert setup.serve(setup.config()).erased == {2}
 
 
 def test_recovery_ends_once_the_accuracy_is_there(make: MakeWorld) -> None:

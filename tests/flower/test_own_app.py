@@ -28,12 +28,12 @@ from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian
 
 import fedquit
-from fedquit.errors import InputError, RequestError
+from fedquit.errors import InputError, RequestError, StoreError
 from fedquit.flower import Forgetting, Unlearning, arrays_of, erasable, erasing_mod, remaining
 from fedquit.flower.forgetting import VisibleNodes
 from fedquit.flower.in_process import InProcessGrid, Node
 from fedquit.flower.outbox import Outbox
-from fedquit.flower.own_training import ACTION, QUERY, TRAIN, load_arrays
+from fedquit.flower.own_training import ACTION, BODY, QUERY, TRAIN, load_arrays
 from flower.own_app_page import Files, fine_tuning, keeping, quickstart, write_app
 
 pytestmark = pytest.mark.flower
@@ -307,7 +307,55 @@ def test_an_app_that_ends_with_a_request_says_so_and_the_next_run_serves_it(tmp_
     other.start(grid, result.arrays, num_rounds=1)
     assert not other.pending
     assert other.erased == {12}
-    assert Outbox(tmp_path / "12").entries()[0].status == "served", "told when the rounds are over"
+    other.kept()
+    assert Outbox(tmp_path / "12").entries()[0].status == "served", "told when the model is stored"
+
+
+def test_an_app_that_stores_its_model_at_the_end_says_when_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "forgotten.json"
+    outbox = Outbox(tmp_path / "12")
+    outbox.file()
+    killed = Forgetting(FedAvg(**plain_settings()), state=state)
+    grid = grid_of(own_app(tmp_path))
+    with logged(caplog):
+        killed.start(grid, start(), num_rounds=3)
+    assert "call `kept()` once the model is stored" in caplog.text
+    assert killed.erased == {12}, "it takes no part in the recovery"
+    assert not state.exists(), "killed before the model is stored: nothing is served"
+    assert outbox.entries()[0].status == "pending"
+
+    grid.log.clear()
+    strategy = Forgetting(FedAvg(**plain_settings()), state=state)
+    strategy.start(grid, start(), num_rounds=3)
+    assert grid.trained()[0] == (12, TRAIN), "it is served again"
+    strategy.kept()
+    assert json.loads(state.read_text())["erased"] == [12]
+    assert json.loads(state.read_text())["untold"] == {}
+    assert outbox.entries()[0].status == "served"
+    assert Forgetting(FedAvg(**plain_settings()), state=state).served == strategy.served
+
+
+def test_one_changed_byte_of_the_state_brings_nobody_back(tmp_path: Path) -> None:
+    state = tmp_path / "forgotten.json"
+    first = Forgetting(FedAvg(**plain_settings()), requests=lambda n: [12] if n == 1 else [], state=state)
+    first.start(grid_of(own_app(tmp_path)), start(), num_rounds=2)
+    first.kept()
+    written = state.read_bytes()
+    for place in (place for place, byte in enumerate(written) if chr(byte) in "12"):
+        state.write_bytes(written[:place] + b"3" + written[place + 1 :])
+        again = Forgetting(FedAvg(**plain_settings()), state=state)
+        assert (again.erased, again.served) == (first.erased, first.served)
+        assert state.read_bytes() == written, "it is mended"
+    state.write_bytes(b"")
+    assert Forgetting(FedAvg(**plain_settings()), state=state).erased == {12}
+    state.unlink()
+    assert Forgetting(FedAvg(**plain_settings()), state=state).erased == {12}
+    other = tmp_path / "other.json"
+    other.write_text('{"erased": [12]}')
+    with pytest.raises(StoreError, match="Do not delete it: it says who was forgotten"):
+        Forgetting(FedAvg(**plain_settings()), state=other)
 
 
 def test_a_request_that_is_taken_back_before_a_round_finds_it_is_dropped(tmp_path: Path) -> None:
@@ -339,7 +387,9 @@ def test_a_home_that_the_server_has_spoken_to_takes_requests_by_the_command(tmp_
     Forgetting(FedAvg(**plain_settings())).start(grid_of(own_app(tmp_path)), start(), num_rounds=1)
     filed = CliRunner().invoke(command, ["request", "--home", str(home)])
     assert filed.exit_code == 0, filed.output
-    Forgetting(FedAvg(**plain_settings())).start(grid_of(own_app(tmp_path)), start(), num_rounds=1)
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    strategy.start(grid_of(own_app(tmp_path)), start(), num_rounds=1)
+    strategy.kept()
     shown = CliRunner().invoke(command, ["request", "--home", str(home), "--show"])
     assert "the server has answered it" in shown.output
     assert "nobody has received" not in shown.output
@@ -462,6 +512,7 @@ def test_a_fraction_is_drawn_once(tmp_path: Path) -> None:
     outbox.file(fraction=0.25)
     strategy = Forgetting(FedAvg(**plain_settings()))
     strategy.start(grid_of(own_app(tmp_path)), start(), num_rounds=2)
+    strategy.kept()
     (entry,) = outbox.entries()
     assert entry.status == "served"
     assert len(entry.positions) == 6
@@ -475,14 +526,109 @@ def test_a_client_that_cannot_unlearn_is_asked_again_and_then_refused(tmp_path: 
     seen: dict[int, ArrayRecord] = {}
     grid = grid_of(own_app(tmp_path, lr=1e36, batch_size=8))  # the student overflows
     strategy.start(grid, start(), num_rounds=4, evaluate_fn=lambda n, arrays: seen.update({n: arrays}))
-    assert [kind for node, kind in grid.trained() if kind == TRAIN] == [TRAIN] * 2
+    rounds = {"train": 3 * ["train"], TRAIN: [TRAIN]}
+    expected = [kind for one in (TRAIN, "train", TRAIN, "train") for kind in rounds[one]]
+    assert [kind for _, kind in grid.trained()] == expected, "the others train between the two tries"
     assert strategy.erased == frozenset()
     (entry,) = outbox.entries()
     assert entry.status == "refused"
     assert "no longer finite" in entry.reason
-    for name, tensor in seen[2].to_torch_state_dict().items():
-        assert torch.equal(tensor, net().state_dict()[name])  # nothing came of the two tries
-    assert not torch.equal(seen[3].to_torch_state_dict()["0.weight"], net().state_dict()["0.weight"])
+    for after, before in ((1, 0), (3, 2)):  # nothing came of the two tries
+        for name, tensor in seen[after].to_torch_state_dict().items():
+            assert torch.equal(tensor, seen[before].to_torch_state_dict()[name])
+    assert not torch.equal(seen[4].to_torch_state_dict()["0.weight"], seen[3].to_torch_state_dict()["0.weight"])
+
+
+def query_answer(json_text: str) -> Callable[[Message], Message]:
+    return lambda message: Message(RecordDict({BODY: ConfigRecord({"json": json_text})}), reply_to=message)
+
+
+def answering(app: ClientApp, answer: Callable[[Message], Message], to: str = QUERY) -> ClientApp:
+    """An app of a member that answers one kind of message as it likes."""
+
+    def dishonest(message: Message, context: Context) -> Message:
+        return answer(message) if message.metadata.message_type == to else app(message, context)
+
+    return dishonest  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "json_text",
+    [
+        "{",
+        "[" * 100_000,
+        "[]",
+        '{"pending": null}',
+        '{"pending": ["x"]}',
+        '{"pending": [{}]}',
+        '{"pending": [{"id": "../x", "kind": "client"}]}',
+        '{"pending": [{"id": "ab", "kind": "everybody"}]}',
+        '{"pending": [{"id": "ab", "kind": ["client"]}]}',
+    ],
+)
+def test_a_member_that_answers_nonsense_does_not_end_the_run_of_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, json_text: str
+) -> None:
+    app = own_app(tmp_path)
+    grid = grid_of(app)
+    grid.nodes[NODES[0]].app = answering(app, query_answer(json_text))
+    Outbox(tmp_path / "12").file()
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    with logged(caplog):
+        strategy.start(grid, start(), num_rounds=2)
+    assert f"node {NODES[0]} answers to the question for requests cannot be used" in caplog.text
+    assert strategy.erased == {12}, "the others are served"
+    assert sorted(grid.trained()[1:]) == [(11, "train"), (13, "train")]
+
+
+def test_a_member_that_answers_an_unlearning_with_nonsense_does_not_end_the_run(tmp_path: Path) -> None:
+    app = own_app(tmp_path)
+    grid = grid_of(app)
+    broken = Array("float32", (1,), "numpy.ndarray", b"no array")
+    counted = MetricRecord({"num-examples": 5})
+    answers = {
+        11: query_answer("{"),
+        12: lambda message: Message(
+            RecordDict({"arrays": ArrayRecord({"0.weight": broken}), "metrics": counted}), reply_to=message
+        ),
+        13: lambda message: Message(
+            RecordDict({"arrays": start(), "metrics": MetricRecord({"num-examples": float("inf")})}), reply_to=message
+        ),
+    }
+    for node, answer in answers.items():
+        grid.nodes[node].app = answering(app, answer, TRAIN)
+    strategy = Forgetting(FedAvg(**plain_settings()), requests=lambda n: NODES if n == 1 else [], tries=1)
+    result = strategy.start(grid, start(), num_rounds=2)
+    assert strategy.erased == frozenset()
+    assert sorted(grid.trained()[3:]) == [(node, "train") for node in NODES]
+    assert len(result.arrays) == len(start())
+
+
+def test_a_member_whose_request_was_refused_cannot_ask_it_for_ever(tmp_path: Path) -> None:
+    app = own_app(tmp_path)
+    state = tmp_path / "forgotten.json"
+    grid = grid_of(app)
+    always = query_answer('{"pending": [{"id": "ab", "kind": "client"}]}')
+    never = answering(app, lambda message: Message(RecordDict({}), reply_to=message), TRAIN)
+    grid.nodes[12].app = answering(never, always)
+    arrays = start()
+    for _ in range(2):  # the second server reads what the first has written
+        strategy = Forgetting(FedAvg(**plain_settings()), state=state, tries=2)
+        strategy.start(grid, arrays, num_rounds=6, evaluate_fn=lambda n, arrays: None)
+    assert [node for node, kind in grid.trained() if kind == TRAIN] == [12, 12]
+    assert strategy.pending == ()
+
+
+def test_a_member_that_asks_anew_before_every_round_does_not_take_them_all(tmp_path: Path) -> None:
+    app = own_app(tmp_path)
+    grid = grid_of(app)
+    outbox = Outbox(tmp_path / "12")
+    for position in range(10):
+        outbox.file(positions=[position])
+    strategy = Forgetting(FedAvg(**plain_settings()))
+    strategy.start(grid, start(), num_rounds=6)
+    rounds = [kind for node, kind in grid.trained() if node == 12]
+    assert rounds == [TRAIN, "train"] * 3
 
 
 def test_a_server_that_is_started_again_still_hides_the_erased(tmp_path: Path) -> None:
@@ -490,6 +636,7 @@ def test_a_server_that_is_started_again_still_hides_the_erased(tmp_path: Path) -
     state = tmp_path / "state" / "forgotten.json"
     first = Forgetting(FedAvg(**plain_settings()), requests=lambda n: [11], state=state)
     first.start(grid, start(), num_rounds=2)
+    first.kept()
     again = Forgetting(FedAvg(**plain_settings()), state=state)
     assert again.erased == {11}
     assert again.served == first.served

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,21 @@ def test_the_operator_names_a_client_that_is_known_and_confirms(tmp_path: Path) 
         ran("--server", str(tmp_path), "--client", "south", "--yes")
     assert "had not read it yet" in ran("--server", str(tmp_path), "--withdraw", filed.id)
     assert list(Inbox(tmp_path).waiting()) == []
+
+
+@pytest.mark.parametrize("written", [1, 2], ids=["the checksum", "the checksum and the file"])
+def test_the_operators_command_writes_nothing_while_the_server_saves_its_clients(written: int, tmp_path: Path) -> None:
+    """Whoever wrote here would undo the save, and the next client would get a number that is taken."""
+    state = tmp_path / "state"
+    north, south = (Identity(f"key:abcdef012{i}", name, True) for i, name in enumerate(("north", "south")))
+    Roster(state).enrol([(north, 10)])
+    shutil.copytree(state, tmp_path / "later")
+    Roster(tmp_path / "later").enrol([(south, 10)])
+    for name in ("clients.sha256", "clients.json")[:written]:
+        shutil.copy(tmp_path / "later" / name, state / name)
+    before = {path.name: path.read_bytes() for path in state.iterdir()}
+    ran("--server", str(state), "--client", "north", "--yes")
+    assert {path.name: path.read_bytes() for path in state.iterdir() if path.is_file()} == before
 
 
 def test_a_damaged_ledger_is_not_answered_with_delete_it(tmp_path: Path) -> None:

@@ -63,6 +63,60 @@ def test_a_log_is_bounded_and_what_is_dropped_is_the_oldest(tmp_path: Path) -> N
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
+@pytest.mark.parametrize("failing", ["open", "replace"])
+def test_a_rotation_that_fails_loses_no_line_and_is_made_up_for(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    file = RotatingFile(str(log), 100)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, full)
+        file.write(b"".join(b"line %d\n" % number for number in range(30)))
+    for number in range(30, 40):
+        file.write(b"line %d\n" % number)
+    assert b"".join(parts(log)).splitlines() == [b"line %d" % number for number in range(40)]
+    assert len(parts(log)) == 2, "the new file is begun as soon as that can be"
+
+
+def test_a_log_whose_folder_comes_later_is_written_then(tmp_path: Path) -> None:
+    log = tmp_path / "later" / "log"
+    with subprocess.Popen([sys.executable, rotating_log.__file__, str(log)], stdin=subprocess.PIPE) as writer:
+        assert writer.stdin is not None
+        writer.stdin.write(b"lost\n")
+        writer.stdin.flush()
+        time.sleep(0.5)
+        assert writer.poll() is None, "whoever prints must not be broken"
+        log.parent.mkdir()
+        writer.stdin.write(b"written\n")
+    assert log.read_bytes().splitlines()[-1] == b"written"
+
+
+PATIENT = "import time\nfor i in range(40): print('line', i, flush=True); time.sleep(0.1)"
+
+
+def test_a_process_whose_log_writer_is_killed_goes_on_and_so_does_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    said: list[str] = []
+    with ProcessGroup() as group:
+        process = group.start("it", [sys.executable, "-c", PATIENT], log, dict(os.environ), said.append)
+        deadline = time.monotonic() + 60
+        while not log.exists() or not log.stat().st_size:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(group._log_writers[log].pid, signal.SIGKILL)
+        assert process.wait() == 0
+        group.wait_for_log(log)
+    lines = log.read_text().splitlines()
+    assert lines[-1] == "line 39"
+    assert len(lines) >= 39, "at most the line is lost that it had in its hands"
+    (sentence,) = said
+    assert str(log) in sentence
+
+
 WRITES = (
     "import sys\nfor i in range(20000): print('line', i, flush=True)\nprint('Exit Code: 3\\nit is over')\nsys.exit(3)"
 )

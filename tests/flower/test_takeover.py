@@ -7,6 +7,7 @@ flower serve` with TLS and three members, of which clinic-2 was forgotten; then 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import shutil
@@ -15,27 +16,34 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from typer.testing import CliRunner
 
 from fedquit.cli import app as fedquit
 from fedquit.errors import FedquitError, InputError, StoreError
+from fedquit.flower.closed.binding import bind
 from fedquit.flower.closed.project import Project
+from fedquit.flower.closed.service import open_federation
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.takeover import take_over
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.in_process import SUPERLINK
-from fedquit.flower.ledger import read_entries
+from fedquit.flower.ledger import project_of, read_entries, write_project
 from fedquit.flower.membership import write_membership
+from fedquit.flower.outbox import Inbox, Outbox
+from fedquit.flower.phases import Phases
 from fedquit.flower.server import ServerResult, serve
+from fedquit.flower.twice import write_json_twice
 from fedquit.running.store import locked
 from flower.closed_world import new_project
 from flower.grid_world import Hurried, InProcess, Node
@@ -77,7 +85,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in paths if not p.name.endswith(("-wal", "-shm", ".lock"))}
 
 
-def clinics(task: ModuleType, old: Path, project: Project) -> InProcess:
+def clinics(task: ModuleType, old: Path) -> InProcess:
     """The nodes of the old deployment, with the keys that they had."""
     from flwr.clientapp import ClientApp
 
@@ -89,13 +97,13 @@ def clinics(task: ModuleType, old: Path, project: Project) -> InProcess:
             ClientApp(), model=lambda _: task.Net(), data=lambda _, number=number: task.load_partition(number, 3)
         )
         home = {"partition-id": number, "fedquit-home": str(old / f"home-{number}")}
-        nodes.append(Node(100 + number, app, home, name=name, key=project.sites[name].key_pem))
+        public = load_ssh_public_key((old / "keys" / f"{name}.pub").read_bytes())
+        key = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        nodes.append(Node(100 + number, app, home, name=name, key=key))
     return InProcess(nodes)
 
 
 def served(grid: InProcess, task: ModuleType, state: Path, **changes: object) -> ServerResult:
-    from flwr.app import Context, RecordDict
-
     settings = {
         "fedquit.state": str(state),
         "fedquit.train.rounds": 3,
@@ -106,6 +114,12 @@ def served(grid: InProcess, task: ModuleType, state: Path, **changes: object) ->
         "fedquit.floor": 1,
         **changes,
     }
+    return run(grid, task, settings)
+
+
+def run(grid: InProcess, task: ModuleType, settings: Mapping[str, Any]) -> ServerResult:
+    from flwr.app import Context, RecordDict
+
     context = Context(1, SUPERLINK, {}, RecordDict(), {})
     return serve(grid, context, model=lambda _: task.Net(), config=ServerConfig.of(settings), clock=Hurried().clock)
 
@@ -129,7 +143,10 @@ def test_each_key_becomes_a_site_and_nothing_of_the_old_state_is_lost(old: Path,
     after = contents(state)
     assert after.keys() - before.keys() == {"ledger.copy.json", "ledger.sha256"}
     ledger = json.loads(before["ledger.json"])
-    assert json.loads(after["ledger.json"]) == {**ledger, "claim": {**ledger["claim"], "closed": True}}
+    assert json.loads(after["ledger.json"]) == {
+        **ledger,
+        "claim": {**ledger["claim"], "closed": True, "project": project.fingerprint},
+    }
     assert {name for name in before if after.get(name) != before[name]} == {"ledger.json"}
 
 
@@ -157,15 +174,77 @@ def test_a_takeover_that_was_killed_is_finished_by_the_next(
     assert len(project.sites) == 3
 
 
+def test_a_takeover_that_was_killed_is_finished_by_no_other_project(
+    old: Path, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two projects have the same sites, and both may serve one state directory."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("change_sites", "close_ledger"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"fedquit.flower.closed.takeover.{name}", killed)
+            with pytest.raises(KeyboardInterrupt):
+                take_over(project, old / "state")
+        refused(new_project(tmp_path / name), old, "serve it with the project that it belongs to")
+    assert len(take_over(project, old / "state").members) == 0, "all are sites since the second time"
+    assert len(project.sites) == 3
+
+
+def test_another_project_does_not_serve_the_state(
+    old: Path, project: Project, task: ModuleType, tmp_path: Path
+) -> None:
+    """It would revoke everybody, and the request that waits would withdraw the model."""
+    state = old / "state"
+    other = new_project(tmp_path / "other")
+    with pytest.raises(StoreError, match=r"no client of .* is a site of .*taken over first"):
+        open_federation(other, state).__enter__()
+    take_over(project, state)
+    write_membership(state, project.sites.values())
+    before = contents(state)
+    with pytest.raises(StoreError, match="serve it with the project that it belongs to") as refusal:
+        open_federation(other, state).__enter__()
+    assert project.fingerprint[:16] in str(refusal.value)
+    assert contents(state) == before, "before the list of sites is written"
+    write_project(state, other.fingerprint)
+    with pytest.raises(StoreError, match="give the --project that it belongs to"):
+        served(clinics(task, old), task, state)
+    assert [entry.client for entry in read_entries(state)] == [2], "the operator's request still waits"
+    bind(project, state)
+    assert served(clinics(task, old), task, state).erased == {1, 2}
+
+
+def test_a_closed_state_from_before_fingerprints_is_bound_at_its_next_start(
+    old: Path, project: Project, task: ModuleType, tmp_path: Path
+) -> None:
+    state = old / "state"
+    take_over(project, state)
+    ledger = json.loads((state / "ledger.json").read_text())
+    del ledger["claim"]["project"]
+    write_json_twice(state / "ledger.json", ledger)
+    write_membership(state, project.sites.values())
+    bind(project, state)
+    assert project_of(state) == "", "the server app may be running: nobody else writes to its ledger"
+    served(clinics(task, old), task, state)
+    assert project_of(state) == project.fingerprint
+    log = (state / "events.jsonl").read_text()
+    assert log.count(f"belongs to the project {project.fingerprint[:16]} from now on") == 1
+    served(clinics(task, old), task, state)
+    assert (state / "events.jsonl").read_text().count("from now on") == 1
+    with pytest.raises(StoreError, match="serve it with the project that it belongs to"):
+        bind(new_project(tmp_path / "other"), state)
+
+
 def test_the_request_that_waited_is_served_and_a_forgotten_client_stays_forgotten(
     old: Path, project: Project, task: ModuleType
 ) -> None:
     state = old / "state"
     take_over(project, state)
     with pytest.raises(StoreError, match="closed federation"):  # and never again without its sites
-        served(clinics(task, old, project), task, state)
+        served(clinics(task, old), task, state)
     write_membership(state, project.sites.values())
-    grid = clinics(task, old, project)
+    grid = clinics(task, old)
     result = served(grid, task, state)
     first, second = read_entries(state)
     assert (first.id, first.client, first.status, first.told) == ("r0001", 2, "done", True)
@@ -175,6 +254,92 @@ def test_the_request_that_waited_is_served_and_a_forgotten_client_stays_forgotte
     assert result.rounds == 3, "the two rounds of before count"
     assert "train.fedquit" not in grid.nodes[102].asked, "clinic-2 was forgotten before the takeover"
     assert "train.fedquit" in grid.nodes[100].asked
+
+
+def test_served_as_the_command_says_the_model_stays(old: Path, project: Project, task: ModuleType) -> None:
+    """One site stays, below the floor of a closed federation: a request that waits would withdraw the model."""
+    state = old / "state"
+    taken = take_over(project, state)
+    assert taken.staying == 1, "clinic-2 was forgotten, and clinic-1 is about to be"
+    assert taken.settings_to_serve == {**taken.settings, "fedquit.floor": 1}
+    write_membership(state, project.sites.values())
+    settings = {**taken.settings_to_serve, "fedquit.state": str(state)}
+    result = run(clinics(task, old), task, settings)
+    assert [(entry.status, entry.method) for entry in result.erasures] == [("done", "fedquit")] * 2
+    assert result.rounds == 2, "none of the rounds is lost"
+
+
+def test_the_floor_counts_who_stays(old: Path, project: Project) -> None:
+    state = old / "state"
+    shutil.rmtree(state / "requests")
+    taken = take_over(project, state)
+    assert (taken.staying, taken.floor) == (2, 3)
+    chosen = dataclasses.replace(taken, settings={"fedquit.floor": 3})
+    assert chosen.settings_to_serve == chosen.settings, "what the operator has set stays"
+    assert "as it was set: training pauses" in chosen.warning
+    assert "unless you set fedquit.floor=2" in chosen.warning
+    enough = dataclasses.replace(taken, settings={"fedquit.floor": 2})
+    assert (enough.settings_to_serve, enough.warning) == (enough.settings, "")
+    Inbox(state).file(taken.members["clinic-0"].key)
+    assert take_over(project, state).staying == 1
+    project.revoke("clinic-1")
+    nobody = take_over(project, state)
+    assert nobody.staying == 0
+    assert nobody.settings_to_serve == nobody.settings
+    assert "Enrol more sites before you serve it" in nobody.warning
+
+
+@pytest.mark.parametrize(("status", "staying"), [("received", 1), ("recovered", 1), ("failed", 2), ("withdrawn", 2)])
+def test_a_request_in_the_ledger_counts_while_it_is_open(
+    status: str, staying: int, old: Path, project: Project
+) -> None:
+    state = old / "state"
+    shutil.rmtree(state / "requests")
+    ledger = json.loads((state / "ledger.json").read_text())
+    ledger["entries"].append({**ledger["entries"][0], "id": "r0002", "client": 1, "request": "0b", "status": status})
+    write_json_twice(state / "ledger.json", ledger)
+    assert take_over(project, state).staying == staying
+    Inbox(state).withdraw("r0002")
+    assert take_over(project, state).staying == (2 if status == "received" else staying), "it is taken back"
+
+
+def test_samples_that_are_being_erased_are_taken_off_the_number_that_is_agreed(
+    old: Path, project: Project, task: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the site counts for what it has given up, and is refused later when it leaves with what it has."""
+    state = old / "state"
+    shutil.rmtree(state / "requests")
+    Outbox(old / "home-0").file(positions=[0, 1, 2, 3])
+
+    def stop_when_started(phases: Phases, *turn: Any) -> None:
+        start(phases, *turn)
+        raise KeyboardInterrupt
+
+    start = Phases._start
+    with monkeypatch.context() as patch:
+        patch.setattr(Phases, "_start", stop_when_started)
+        with pytest.raises(KeyboardInterrupt):
+            served(clinics(task, old), task, state)
+    take_over(project, state)
+    assert project.sites["clinic-0"].examples == 400
+    write_membership(state, project.sites.values())
+    served(clinics(task, old), task, state)
+    member = json.loads((state / "clients.json").read_text())[0]
+    assert (member["examples"], member["erased_samples"]) == (396, 4)
+    Outbox(old / "home-0").file()
+    leaves = served(clinics(task, old), task, state).erasures[-1]
+    assert (leaves.client, leaves.kind, leaves.status, leaves.method) == (0, "client", "done", "fedquit"), leaves.reason
+
+
+def test_samples_that_were_erased_before_are_not_taken_off_again(old: Path, project: Project) -> None:
+    state = old / "state"
+    clients = json.loads((state / "clients.json").read_text())
+    clients[0] |= {"said": 400, "erased_samples": 30}
+    (state / "clients.json").write_text(json.dumps(clients))
+    take_over(project, state)
+    after = json.loads((state / "clients.json").read_text())
+    assert [(member["enrolled"], member["erased_samples"]) for member in after] == [(400, 0), (0, 0), (0, 0)]
+    assert [member["examples"] for member in after] == [400, 473, 563]
 
 
 def test_a_site_goes_on_with_the_key_that_it_had(old: Path, project: Project, tmp_path: Path) -> None:
@@ -210,6 +375,12 @@ def test_a_folder_that_was_copied_in_part_is_refused(missing: str, sentence: str
     assert contents(old / "state") == before
 
 
+def test_a_list_of_clients_without_one_that_the_ledger_names_is_refused(old: Path, project: Project) -> None:
+    clients = json.loads((old / "state" / "clients.json").read_text())
+    (old / "state" / "clients.json").write_text(json.dumps(clients[:2]))
+    refused(project, old, r"speaks of client 2, whom clients\.json does not list, .*copied in part")
+
+
 def refused(project: Project, old: Path, sentence: str, **options: dict[int, str]) -> None:
     with pytest.raises(FedquitError, match=sentence) as error:
         take_over(project, old / "state", **options)  # type: ignore[arg-type]
@@ -227,6 +398,24 @@ def test_a_state_that_is_served_is_not_taken_over(old: Path, project: Project) -
     for folder in (old / "state", old / "state" / "flower"):
         with locked(folder):
             refused(project, old, "another process is running")
+
+
+def test_nothing_is_written_into_a_state_that_is_served(old: Path, project: Project) -> None:
+    """As a server deletes a checkpoint: the file is gone, and its copy is not yet. Nobody may bring the file back."""
+    model = old / "state" / "phases" / "000003" / "state.safetensors"
+    model.rename(model.with_name("state.copy.safetensors"))
+    before = contents(old / "state")
+    with locked(old / "state"):
+        refused(project, old, "another process is running")
+    assert contents(old / "state") == before
+    take_over(project, old / "state")
+    assert model.exists(), "whoever holds the state directory mends it"
+
+
+def test_a_folder_that_is_no_state_directory_is_not_made(project: Project, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no ledger"):
+        take_over(project, tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_keys_that_the_superlink_does_not_have_are_asked_for(old: Path, project: Project) -> None:
@@ -248,6 +437,15 @@ def test_a_key_that_the_operator_had_removed_becomes_a_revoked_site(old: Path, p
     change_database(old, "UPDATE node SET status = 'unregistered' WHERE name = 'clinic-0'")
     take_over(project, old / "state")
     assert [name for name, site in project.sites.items() if site.revoked is not None] == ["clinic-0"]
+
+
+def test_a_key_that_the_operator_had_removed_does_not_come_back_with_its_file(old: Path, project: Project) -> None:
+    """Whoever gives all keys once more need not remember whom he has removed: the database does."""
+    change_database(old, "UPDATE node SET status = 'unregistered' WHERE name = 'clinic-0'")
+    keys = {f"clinic-{i}": old / "keys" / f"clinic-{i}.pub" for i in range(3)}
+    taken = take_over(project, old / "state", keys)
+    assert [name for name, site in project.sites.items() if site.revoked is not None] == ["clinic-0"]
+    assert taken.never_here == ()
 
 
 def change_database(old: Path, sql: str) -> None:
@@ -285,6 +483,8 @@ def test_the_command_says_what_comes_next(old: Path, project: Project) -> None:
     assert done.exit_code == 0, done.output
     assert "client 1 is the site clinic-1, with 473 examples" in done.output
     assert "--set fedquit.train.rounds=2" in done.output
+    assert "--set fedquit.floor=1" in done.output
+    assert "without fedquit.floor=1 training pauses, and a request to be forgotten drops the model" in done.output
     assert "nothing was changed" in CliRunner().invoke(fedquit, command).output
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 pytest.importorskip("transformers", reason="needs the extra `transformers`")
 
-from fedquit.core import Local, Params, Task
+from fedquit.core import Local, Params, Reply, Task
 from fedquit.core.fedavg import Learn
 from fedquit.core.params import nbytes
 from fedquit.core.projection import Projection
@@ -23,6 +24,7 @@ from fedquit.errors import InputError, UnknownNameError
 from fedquit.methods.fedquit import Distill
 from fedquit.models import FunctionalModel, load_model
 from fedquit.running.params_file import save_params
+from gpu import GPU_MARKS, gpu_engine, gpu_replies
 
 T, V = 7, 23
 SMALL: dict[str, dict[str, Any]] = {
@@ -78,9 +80,17 @@ def test_a_call_is_what_transformers_computes_with_its_own_mask(architecture: st
     torch.testing.assert_close(model(params, x)[read], expected[read], rtol=1e-6, atol=1e-7)
 
 
+ENGINES: dict[str, Callable[[FunctionalModel, FederatedData, Ask], Iterable[Reply]]] = {
+    "stacked": lambda model, data, ask: StackedEngine(model, data, {}).run(ask),
+    "threaded": lambda model, data, ask: ThreadedEngine(model, data, {}, 2).run(ask),
+    "cuda": lambda model, data, ask: gpu_replies(gpu_engine(model, data), ask),
+}
+
+
+@pytest.mark.parametrize("engine", ["stacked", "threaded", pytest.param("cuda", marks=GPU_MARKS)])
 @pytest.mark.parametrize("lora", [{}, {"lora": 2}, {"lora": 2, "lora_mode": "freeze_a"}], ids=["all", "ab", "b"])
 @pytest.mark.parametrize("architecture", SMALL)
-def test_engines_agree(architecture: str, lora: dict[str, Any]) -> None:
+def test_engines_agree(architecture: str, lora: dict[str, Any], engine: str) -> None:
     """In training, with the dropout of GPT-2 and BERT, and in unlearning, by the chunked loss where it is causal."""
     if lora:
         pytest.importorskip("peft", reason="needs the extra `peft`")
@@ -92,12 +102,11 @@ def test_engines_agree(architecture: str, lora: dict[str, Any]) -> None:
     for task in tasks:
         ask = Ask(task, (0, 1, 2), "all", {"start": start}, Address(1, "train"))
         expected = list(SequentialEngine(model, data, {}).run(ask))
-        for engine in (StackedEngine(model, data, {}), ThreadedEngine(model, data, {}, 2)):
-            for reply, wanted in zip(engine.run(ask), expected, strict=True):
-                assert reply.params.keys() == start.keys()
-                for n, p in wanted.params.items():
-                    torch.testing.assert_close(reply.params[n], p, rtol=0, atol=1e-12)
-                assert any(not torch.equal(reply.params[n], start[n]) for n in start)
+        for reply, wanted in zip(ENGINES[engine](model, data, ask), expected, strict=True):
+            assert reply.params.keys() == start.keys()
+            for n, p in wanted.params.items():
+                torch.testing.assert_close(reply.params[n], p, rtol=0, atol=1e-12)
+            assert any(not torch.equal(reply.params[n], start[n]) for n in start)
 
 
 def test_the_chunked_loss_is_the_one_of_the_logits() -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedquit.cli import app
 from fedquit.errors import InputError
 from fedquit.paper.beside import Difference, differences, load_notes
-from fedquit.paper.findings import FAILS, HOLDS, judge, load_claims
+from fedquit.paper.findings import FAILS, HOLDS, OPEN, judge, load_claims
 from fedquit.paper.numbers import Key, load_paper
 from fedquit.paper.page import PaperPage, build_page, caveats
 from fedquit.paper.records import Measured, Records, Series, Source, load_records
@@ -255,3 +255,23 @@ def test_original_and_retrain_alone_are_counted_once_with_the_runs_that_they_ser
 def test_how_a_history_is_stored_makes_no_other_method() -> None:
     assert method_of({"name": "federaser", "store": "bfloat16"}, "cifar100-lda") == "federaser"
     assert method_of({"name": "federaser", "interval": 2}, "cifar100-lda") == "federaser interval=2"
+
+
+def test_the_lead_counts_records_of_findings_that_cannot_be_told_alone(page: PaperPage) -> None:
+    paper, records = load_paper(), load_records(RESULTS)
+    untold = [one for one in (judge(claim, paper, records) for claim in load_claims()) if one.word == OPEN]
+    recorded = [one for one in untold if one.measured]
+    as_stated = sum(one.true == len(one.claim.comparisons) for one in recorded)
+    said = re.search(r"(\d+) cannot be told: (\d+) of these have a record.* in (\d+) every", page.lead[0])
+    assert said is not None
+    assert [int(number) for number in said.groups()] == [len(untold), len(recorded), as_stated]
+
+
+def test_a_method_over_fewer_clients_is_neither_ranked_nor_on_the_front(page: PaperPage) -> None:
+    ranked = [
+        text for text in page.markdown.replace("\n", " ").split("By average gap") if "FedEraser (1 target)" in text
+    ]
+    assert ranked
+    assert all("FedEraser" not in text.partition("Over fewer targets")[0] for text in ranked)
+    (line,) = [line for line in page.markdown.splitlines() if line.startswith("| federaser store=bfloat16 | 1 |")]
+    assert line.endswith("| no |")

@@ -222,11 +222,54 @@ def test_a_rate_that_destroys_the_model_and_a_missing_recovery_are_noted() -> No
 
 def test_evaluate_warns_of_a_model_that_unlearning_has_destroyed() -> None:
     sets: dict[str, Any] = {"forget": FORGET, "holdout": HOLDOUT, "original": original()}
-    with pytest.warns(UserWarning, match=r"^The holdout accuracy fell from .* destroyed, lower the rate\.$"):
-        fedquit.evaluate(fedquit.unlearn(original(), FORGET, lr=3.0), **sets)
+    destroyed = fedquit.unlearn(original(), FORGET, lr=3.0)
+    with pytest.warns(
+        UserWarning, match=r"^The holdout accuracy fell from .* may be destroyed, give test=… to tell\.$"
+    ):
+        fedquit.evaluate(destroyed, **sets)
+    for name, data in (("retain", RETAIN), ("test", TEST)):  # the test data goes first
+        sets[name] = data
+        with pytest.warns(UserWarning, match=rf"^The {name} accuracy fell from .* is destroyed, lower the rate\.$"):
+            fedquit.evaluate(destroyed, **sets)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fedquit.evaluate(fedquit.recover(original(), RETAIN, lr=1e-4), **sets)
+
+
+class Right(nn.Module):
+    """Names the class that its inputs tell, in given shares of class 0 and of the others."""
+
+    def __init__(self, of_first: float, of_others: float) -> None:
+        super().__init__()
+        self.shares = of_first, of_others
+        self.zero = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, drawn = x[:, 0].long(), x[:, 1]
+        right = drawn < torch.where(y == 0, *self.shares)
+        return 5 * nn.functional.one_hot(torch.where(right, y, (y + 1) % 10), 10) + x[:, 2:] + self.zero
+
+
+def test_a_client_of_mostly_one_class_does_not_make_a_healthy_model_a_destroyed_one() -> None:
+    """On its hold-out a model that forgot it is no better than naming the class; the test data shows its health."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(n: int, first: float) -> Pair:
+        is_first = torch.rand(n, generator=generator) < first
+        y = torch.where(is_first, 0, torch.randint(1, 10, (n,), generator=generator))
+        noise = torch.randn(n, 10, generator=generator) / 2
+        return torch.cat([y[:, None].float(), torch.rand(n, 1, generator=generator), noise], 1), y
+
+    before, after = Right(0.98, 0.85), Right(0.7, 0.85)
+    sets = {"forget": drawn(400, 0.8), "holdout": drawn(400, 0.8)}
+    for name in ("test", "retain"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            evidence = fedquit.evaluate(after, original=before, **sets, **{name: drawn(2000, 0.1)})  # type: ignore[arg-type]
+        assert evidence.accuracy["holdout"] < chance(evidence.scores["holdout"])
+        assert evidence.accuracy[name] > 75
+    with pytest.warns(UserWarning, match="may be destroyed, give test=… to tell"):
+        fedquit.evaluate(after, original=before, **sets)  # type: ignore[arg-type]
 
 
 def test_trainable_parameters_that_did_not_move_are_named() -> None:

@@ -5,9 +5,10 @@ An example of a client is read by this client's model: the shared parameters wit
 nobody's, and the models of the clients that stay read the test set in turn. So a set has one score for each example, as
 attacks need it, and its accuracy estimates the mean over these models in one pass.
 
-A client without layers is a newcomer to the model: above all the one that left, to Retrain, which never met it. It gets
-what FedBN's authors suggest for clients outside the training: the mean of the others' layers, with running statistics
-of its own examples, training data and hold-out alike and without their labels.
+A client without layers is a newcomer to the model: above all the one that left, whose layers went with it. Retrain
+never met it, and every unlearned or recovered model is judged in the same way, so that damage to layers that nobody
+keeps counts for nothing. A newcomer gets what FedBN's authors suggest for clients outside the training: the mean of the
+others' layers, with running statistics of its own examples, training data and hold-out alike and without their labels.
 """
 
 from __future__ import annotations

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from fedquit.bench.measure import Bench, Figure, chosen_device, machine
 from fedquit.bench.peers import PEERS, require
-from fedquit.bench.settings import Setting, Way, chosen_setting, digits, engine, plain, text, transformer
+from fedquit.bench.settings import Setting, Way, chosen_setting, digits, engine, plain, text, tokens, transformer
 from fedquit.engine import Precision, choose
 from fedquit.errors import InputError
 from fedquit.utils.names import lookup
@@ -27,6 +28,8 @@ SETTINGS: dict[str, Callable[[torch.device, int], Setting]] = {
     "cifar": chosen_setting,
     "text": lambda device, steps: text(device),
     "transformer": transformer,
+    "gpt": partial(tokens, kind="gpt"),
+    "bert": partial(tokens, kind="bert"),
 }
 WARM_UP = 110  # rounds on the small setting: by then our engine has written down its steps, full batches and last ones
 

@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from fedquit.core.params import mean, placed
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.data.preprocessing import Look, Pixels
-from fedquit.engine import Address, Ask, Precision, evaluation_model_of, open_engine
+from fedquit.engine import Address, Ask, Compile, Precision, evaluation_model_of, open_engine
 from fedquit.models import FunctionalModel, load_model
 
 RAGGED = (5972, 4756, 5155, 5978, 6514, 4617, 4231, 5052, 2893, 4799)  # CIFAR-100 by LDA: as clients really are
@@ -31,6 +31,21 @@ CIFAR = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), vary="rotate-
 
 
 TORCHS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+
+
+# The classes and the options of `fedquit.models.huggingface`.
+TOKEN_NETWORKS: dict[str, tuple[int, dict[str, Any]]] = {
+    "gpt": (
+        8192,
+        {"architecture": "gpt2", "n_layer": 6, "n_head": 6, "n_embd": 384, "n_positions": 128}
+        | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    ),
+    "bert": (
+        20,
+        {"architecture": "bert", "head": "classes", "vocab_size": 30522, "hidden_size": 384, "intermediate_size": 1536}
+        | {"num_hidden_layers": 6, "num_attention_heads": 6, "max_position_embeddings": 128},
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -94,6 +109,31 @@ def transformer(device: torch.device, steps: int = 10, *, clients: int = 10, siz
     title = f"10 ragged clients x 5,000 images read at {size} pixels, MiT-B0, AdamW"
     note = f"scaled from {steps} steps of each of {clients} clients"
     return Setting(title, data, model, placed(model.init(0), device), local, whole, note)
+
+
+def tokens(
+    device: torch.device, steps: int = 10, *, kind: str = "gpt", clients: int = 10, length: int = 128
+) -> Setting:
+    """A language model (`gpt`, 13.9 million parameters) or a classifier of texts (`bert`, 22.6 million, with dropout).
+
+    Some steps of each of ten clients with 1,000 texts of 128 tokens, in batches of 8, AdamW.
+    """
+    local = Local(lr=3e-4, batch_size=8, optimizer="adamw")
+    classes, options = TOKEN_NETWORKS[kind]
+    draw = torch.Generator().manual_seed(0)
+    count = steps * local.batch_size * clients
+    starts = torch.randint(1, 1000, (count + 50, 1), generator=draw)
+    x = (starts + 7 * torch.arange(length + 1)) % 1000 + 1  # a text that can be learned
+    y = x[:, 1:] if kind == "gpt" else starts[:, 0] % classes
+    dataset = Dataset(x[:-50, :-1], y[:-50], x[-50:, :-1], y[-50:], classes).to(device)
+    data = FederatedData(dataset, dict(enumerate(torch.arange(count).split(steps * local.batch_size))))
+    model = load_model("huggingface", dataset.shape, classes, **options)
+    start = placed(model.init(0), device)
+    millions = sum(p.numel() for p in start.values()) / 1e6
+    network = f"{kind.upper()} of {millions:.1f} million parameters"
+    title = f"{clients} clients x 1,000 texts of {length} tokens, {network}, AdamW"
+    note = f"scaled from {steps} steps of each of {clients} clients"
+    return Setting(title, data, model, start, local, 125 / steps, note)
 
 
 def text(device: torch.device, *, clients: int = 8, windows: int = 156, length: int = 80, letters: int = 65) -> Setting:
@@ -161,12 +201,14 @@ class Timed:
         return took
 
 
-def plain(setting: Setting, threads: int) -> Timed:
-    """How anybody would write it: a module, an optimizer, and one client after the other."""
-    module = copy.deepcopy(setting.model._module)
+def plain(setting: Setting, threads: int, *, bf16: bool = False) -> Timed:
+    """How anybody would write it: a module, an optimizer, and one client after the other; `bf16` under autocast."""
+    training = setting.model._training
+    module = copy.deepcopy(setting.model._module if training is None else training)
 
     def step(params: Params, number: int) -> Params:
-        return plain_round(setting, module, params)
+        with torch.autocast(setting.device.type, torch.bfloat16, enabled=bf16):
+            return plain_round(setting, module, params)
 
     return Timed(setting, step, threads)
 
@@ -204,10 +246,12 @@ def varied(look: Look, x: torch.Tensor) -> torch.Tensor:
     return look.varied(x, torch.rand(len(x), look.draws, device=x.device)) if look.draws else look.plain(x)
 
 
-def engine(setting: Setting, name: str, threads: int, precision: Precision = "float32") -> Timed:
+def engine(
+    setting: Setting, name: str, threads: int, precision: Precision = "float32", compile: Compile = "never"
+) -> Timed:
     """One of our own."""
     torch.set_num_threads(threads)  # `auto` asks how many there are
-    runs = open_engine(name, setting.model, setting.data, {}, precision)
+    runs = open_engine(name, setting.model, setting.data, {}, precision, compile=compile)
 
     def step(params: Params, number: int) -> Params:
         ask = Ask(Learn(setting.local), setting.data.clients, "all", {"start": params}, Address(0, "train", number))

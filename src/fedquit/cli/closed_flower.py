@@ -145,9 +145,11 @@ def takeover(
     if taken.sites:
         _say("The numbers of examples are those that the clients said: correct them with `fedquit flower examples`.")
         _say("Each site runs `fedquit flower join DIR --node-key KEY`; answer it with `fedquit flower rotate`.")
-        words = [shlex.quote(f"{key}={value}") for key, value in _as_words(taken.settings).items()]
-        options = "".join(f" --set {word}" for word in words)
-        _say(f"Serve it with: fedquit flower serve APP --state {state} --project {project}{options}")
+    words = [shlex.quote(f"{key}={value}") for key, value in _as_words(taken.settings_to_serve).items()]
+    options = "".join(f" --set {word}" for word in words)
+    _say(f"Serve it with: fedquit flower serve APP --state {state} --project {project}{options}")
+    if taken.warning:
+        _say(taken.warning)
 
 
 def _names(words: list[str]) -> dict[int, str]:

@@ -143,14 +143,14 @@ def _withdraw_of_operator(server: Path, request: str) -> None:
 
 def _of_operator(server: Path, client: str, *, show: bool, yes: bool, as_json: bool) -> None:
     from fedquit.flower.outbox import Inbox
-    from fedquit.flower.roster import Roster
+    from fedquit.flower.roster import find_member, read_members
 
     if show:
         _show_ledger(server, as_json=as_json)
         return
     if not client:
         raise InputError("say who is to be forgotten: --client with a key's fingerprint, a node's name or number.")
-    member = Roster(server).find(client)
+    member = find_member(read_members(server), client)
     if not yes:
         _confirm(f"Forget {member.title}, with {member.examples} examples, for ever?")
     filed = Inbox(server).file(member.key)

@@ -97,7 +97,7 @@ def layers_by_client(homes: Memory, without: Iterable[ClientId] = ()) -> dict[Cl
 
     Args:
         homes: the clients' memories, by "client/name".
-        without: clients whose layers belong to another model.
+        without: clients whose layers are left out, for example since they go with clients that leave.
     """
     left_out = set(without)
     owners = [int(client) for key in homes for client, _, name in [key.partition("/")] if name == LAYERS]

@@ -9,6 +9,7 @@ A batch is a pair (inputs, labels), where the inputs are a tensor, a list for `m
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -41,6 +42,7 @@ UNCOLLATED = (  # what torch says where samples do not make a batch
     "each element in list of batch should be of equal size",
 )
 OF_INPUTS = (RuntimeError, TypeError, IndexError, ValueError, AssertionError)  # of inputs with another shape or type
+OF_HOOKS = (*OF_INPUTS, AttributeError, KeyError)  # of a hook that looks for what a batch or an output does not have
 
 
 class Batches:
@@ -183,11 +185,12 @@ class Reader:
         Raises:
             InputError: for inputs that the model cannot take, or an output that holds no logits.
         """
+        of_batches = OF_HOOKS if self.forward else OF_INPUTS
         try:
             output = self._output(model, inputs)
         except (FedquitError, torch.OutOfMemoryError):
             raise
-        except OF_INPUTS as error:
+        except of_batches as error:
             what, advice = "the model", "give inputs of the shape and type that it was trained on, or `forward`"
             if self.forward:
                 what, advice = "`forward`", "repair it for such batches"
@@ -263,7 +266,8 @@ def mapped(thing: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN4
     if isinstance(thing, Mapping):
         return {name: mapped(part, change) for name, part in thing.items()}
     if isinstance(thing, tuple | list):
-        return type(thing)(mapped(part, change) for part in thing)
+        parts = [mapped(part, change) for part in thing]
+        return type(thing)(*parts) if hasattr(thing, "_fields") else type(thing)(parts)  # a NamedTuple takes its fields
     return thing
 
 
@@ -301,7 +305,8 @@ def _shown(inputs: object) -> str:
 
 def first_line(error: BaseException) -> str:
     """What an error says, in one line that another sentence can take in; of a loader's worker, its own last line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = f"no entry {error}" if isinstance(error, KeyError) else str(error)  # which says its key alone
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [type(error).__name__]
     return (lines[-1] if "Traceback" in str(error) else lines[0]).rstrip(".:;")
 
 
@@ -323,15 +328,29 @@ def logits_of(output: object) -> Tensor:
     )
 
 
-def refuse_probabilities(logits: Tensor) -> None:
-    """Raise an InputError where a model returns probabilities: rows that lie in [0, 1] and sum to 1."""
+def refuse_probabilities(logits: Tensor, forward: Forward | None = None) -> None:
+    """Raise an InputError where a model returns probabilities: rows that lie in [0, 1] and sum to 1.
+
+    Args:
+        logits: what is taken for logits, (…, C).
+        forward: the hook that chose them; with one there is a warning alone, since logits can look the same.
+    """
     rows = logits.float()
     rounding = 1e-3 if logits.dtype.itemsize > 2 else 1e-2
-    if bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() < rounding).all()):
-        raise InputError(
-            "the model returns probabilities, rows that sum to 1, where logits are needed: leave its last softmax out, "
-            "or give forward=lambda model, batch: model(batch[0]).log()."
+    if not (bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() < rounding).all())):
+        return
+    if forward is not None:
+        warnings.warn(
+            "`forward` returns rows that sum to 1, and they are taken for logits: if they are probabilities, "
+            "let it return their logarithm.",
+            stacklevel=2,
         )
+        return
+    raise InputError(
+        "the model returns probabilities, rows that sum to 1, where logits are needed: leave its last softmax out, "
+        "or give forward=lambda model, batch: model(batch[0]).log(); if they are logits that sum to 1, give "
+        "forward=lambda model, batch: model(batch[0])."
+    )
 
 
 def _rows(order: Tensor, tensor: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch.nn import functional
 from fedquit.core.projection import Projection
 from fedquit.distill.losses import Rule, of_examples
 from fedquit.distill.virtual_teacher import at_least_single
+from fedquit.errors import InputError
 
 MAX_NUMBERS = 1 << 20  # logits of student or teacher at a time: 4 MB in float32
 LARGE = 1 << 24  # logits that are there already: so many are worked on at once
@@ -113,7 +114,13 @@ class LogitDistillation(Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None]:  # noqa: ANN401, D102
+        if ctx.gradient is None:
+            raise InputError(
+                "the gradient of this loss was taken already, in place: compute the loss again before the second "
+                "backward pass, or give distillation_in_chunks a `large` of at least so many logits."
+            )
         gradient: Tensor = ctx.gradient.mul_(upstream[0].unsqueeze(-1))
+        ctx.gradient = None  # a second backward pass would multiply it again
         return gradient.to(ctx.given), None, None, None, None
 
 

@@ -35,7 +35,7 @@ from fedquit.distill.batches import (
 from fedquit.distill.chunked import distillation_in_chunks
 from fedquit.distill.losses import LOSSES, Rule
 from fedquit.distill.stepping import NewOptimizer, Steps, new_optimizer
-from fedquit.distill.virtual_teacher import check_labels, checked_options
+from fedquit.distill.virtual_teacher import check_labels, checked_options, whole_number
 from fedquit.errors import InputError, NonFiniteError
 from fedquit.utils.names import lookup
 
@@ -142,9 +142,9 @@ def unlearn(
     rule = Rule(teacher, loss, **checked_options(teacher, teacher_options))
     lookup(LOSSES, loss, "loss")
     make = new_optimizer(optimizer, check_rate(lr))
-    check_count("epochs", epochs)
-    check_count("batch_size", batch_size)
-    check_options(seed, autocast, callback)
+    epochs = check_count("epochs", epochs)
+    batch_size = check_count("batch_size", batch_size)
+    seed = check_options(seed, autocast, callback)
     place = place_of(model, device)
 
     generator = torch.Generator().manual_seed(seed)
@@ -170,7 +170,7 @@ def unlearn(
         check_labels(targets, global_logits)
         check_finite_logits(global_logits)
         if not steps.taken:
-            refuse_probabilities(global_logits)
+            refuse_probabilities(global_logits, forward)
         logits = student_logits(reader, student, inputs)
         logits = logits if kept is None else logits[kept]
         return distillation_in_chunks(logits, global_logits, targets, u, rule)
@@ -200,20 +200,24 @@ def is_rate(lr: object) -> bool:
     return isinstance(lr, numbers.Real) and math.isfinite(lr) and float(lr) > 0
 
 
-def check_count(name: str, count: object) -> None:
-    """Raise an InputError unless `count` is a positive integer; `name` begins its sentence."""
-    if not isinstance(count, int) or count < 1:
+def check_count(name: str, count: object) -> int:
+    """Return a positive integer, of Python's or NumPy's types; raise an InputError that begins with `name` if not."""
+    whole = whole_number(count)
+    if whole is None or whole < 1:
         raise InputError(f"{name} is {count!r} and has to be an integer of at least 1.")
+    return whole
 
 
-def check_options(seed: object, autocast: object, callback: object) -> None:
-    """Raise an InputError for a seed, a type of autocast or a callback that cannot be used."""
-    if not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+def check_options(seed: object, autocast: object, callback: object) -> int:
+    """Return the seed; raise an InputError for a seed, a type of autocast or a callback that cannot be used."""
+    whole = whole_number(seed)
+    if whole is None or not -(2**63) <= whole < 2**64:
         raise InputError(f"seed is {seed!r} and has to be an integer of at most 64 bits.")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise InputError(f"autocast is {autocast!r}: choose torch.bfloat16, torch.float16 or None.")
     if callback is not None and not callable(callback):
         raise InputError(f"callback is {describe(callback)}: give a function that takes a step.")
+    return whole
 
 
 def check_finite_logits(logits: Tensor) -> None:
@@ -222,10 +226,15 @@ def check_finite_logits(logits: Tensor) -> None:
         raise NonFiniteError("the given model returns non-finite logits: check its weights and the data.")
 
 
-def check_first_logits(logits: Tensor) -> None:
-    """Raise an error for logits, before the first step, that are not finite or that are probabilities."""
+def check_first_logits(logits: Tensor, forward: Forward | None = None) -> None:
+    """Raise an error for logits, before the first step, that are not finite or that are probabilities.
+
+    Args:
+        logits: (…, C).
+        forward: the hook that chose them, if there is one.
+    """
     check_finite_logits(logits)
-    refuse_probabilities(logits)
+    refuse_probabilities(logits, forward)
 
 
 def check_taken(steps: Steps, ignore_index: int) -> None:

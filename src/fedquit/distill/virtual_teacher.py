@@ -303,6 +303,14 @@ def _shape_advice(labels: torch.Size, logits: torch.Size) -> str:
     return "give one class number for each row of logits, or choose the rows that have labels by `forward`"
 
 
+def whole_number(given: object) -> int | None:
+    """Return an integer of Python's, NumPy's or any other type that is one; None for all else."""
+    try:
+        return operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def virtual_logits(logits: Tensor, labels: Tensor, teacher: str = "min", **options: float) -> Tensor:
     """Return the logits of the virtual teacher for the logits of a global model.
 
@@ -329,10 +337,11 @@ def virtual_logits(logits: Tensor, labels: Tensor, teacher: str = "min", **optio
     for given in list[object]((logits, labels)):
         if not isinstance(given, Tensor):
             raise InputError("logits and labels must be tensors: convert them with torch.as_tensor.")
-    if not isinstance(seed, int):
+    whole = whole_number(seed)
+    if whole is None:
         raise InputError(f"seed is {seed!r}: give a whole number.")
     check_labels(labels, logits)
     if not logits.isfinite().all():
         raise NonFiniteError("logits hold NaN or infinity: check the model that made them.")
-    uniforms = torch.rand(labels.shape, generator=torch.Generator().manual_seed(int(seed)))
+    uniforms = torch.rand(labels.shape, generator=torch.Generator().manual_seed(whole))
     return teach(teacher, logits, labels, uniforms.to(logits.device), **settings)

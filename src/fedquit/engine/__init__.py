@@ -19,6 +19,7 @@ from fedquit.engine.evaluation_model import evaluation_model_of
 from fedquit.engine.plan import Address
 from fedquit.engine.precision import Precision, computing
 from fedquit.engine.sequential import SequentialEngine, run_client, run_visit
+from fedquit.engine.stacked.compiled import Compile
 from fedquit.engine.stacked.engine import StackedEngine
 from fedquit.engine.stacked.graph_cache import GraphCache
 from fedquit.engine.threaded import ThreadedEngine
@@ -33,11 +34,13 @@ class EngineOptions:
         precision: What networks compute in.
         width: How many clients are trained at once, at most; 0: as many as the engine likes.
         graphs: Captured and traced steps, shared by the engines over one data set.
+        compile: Whether the stacked engine compiles steps on a GPU.
     """
 
     precision: Precision = "float32"
     width: int = 0
     graphs: GraphCache = field(default_factory=GraphCache, repr=False)
+    compile: Compile = "never"
 
 
 EngineFactory = Callable[[Model, FederatedData, Memory, EngineOptions], Engine]
@@ -50,7 +53,7 @@ def _sequential(model: Model, data: FederatedData, memory: Memory, options: Engi
 
 def _stacked(model: Model, data: FederatedData, memory: Memory, options: EngineOptions) -> Engine:
     """Many clients in one computation; on a GPU, steps are captured as CUDA graphs and replayed."""
-    return StackedEngine(model, data, memory, options.width, options.precision, options.graphs)
+    return StackedEngine(model, data, memory, options.width, options.precision, options.graphs, options.compile)
 
 
 def _threaded(model: Model, data: FederatedData, memory: Memory, options: EngineOptions) -> Engine:
@@ -80,6 +83,7 @@ def open_engine(
     precision: Precision = "float32",
     width: int = 0,
     graphs: GraphCache | None = None,
+    compile: Compile = "never",
 ) -> Engine:
     """Make an engine.
 
@@ -91,8 +95,9 @@ def open_engine(
         precision: What networks compute in.
         width: How many clients are trained at once, at most; 0: as many as the engine likes.
         graphs: Captured and traced steps of earlier engines over the same data set; None for a cache of its own.
+        compile: Whether the stacked engine compiles steps on a GPU; "auto" where it should be worth it.
     """
-    options = EngineOptions(precision, width, graphs if graphs is not None else GraphCache())
+    options = EngineOptions(precision, width, graphs if graphs is not None else GraphCache(), compile)
     return lookup(ENGINES, name, "engine")(model, data, memory, options)
 
 
@@ -102,6 +107,7 @@ __all__ = [
     "Ask",
     "Choice",
     "ClientIndices",
+    "Compile",
     "Engine",
     "EngineOptions",
     "Examples",

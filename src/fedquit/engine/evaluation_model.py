@@ -27,12 +27,14 @@ class Bfloat16Model:
             (compared by identity); others are cast on every call.
         use_kernels: Whether convolutions and GroupNorm go to the Triton kernels.
         gradient_buffer: Where the kernels write gradients of weights; None for autograd's way.
+        kernel_biases: Whether convolutions with a bias go to the kernels too.
     """
 
     model: Model
     copies: Sequence[tuple[Params, Params]] = ()
     use_kernels: bool = False
     gradient_buffer: GradientBuffer | None = None
+    kernel_biases: bool = False
 
     def init(self, seed: int) -> Params:
         """Return fresh parameters, in the network's own precision."""
@@ -41,14 +43,19 @@ class Bfloat16Model:
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return the logits, in float32."""
         low = self._low(params)
-        with CudaOps(self.gradient_buffer) if self.use_kernels else contextlib.nullcontext():
+        with self._operations():
             return self.model(low, x).float()
 
     def projection(self, params: Params, x: Tensor) -> Projection | None:
         """Return the factors of the logits where the network tells them, in bfloat16."""
         low = self._low(params)
-        with CudaOps(self.gradient_buffer) if self.use_kernels else contextlib.nullcontext():
+        with self._operations():
             return projection_of(self.model, low, x)
+
+    def _operations(self) -> contextlib.AbstractContextManager[object]:
+        if not self.use_kernels:
+            return contextlib.nullcontext()
+        return CudaOps(self.gradient_buffer, biases=self.kernel_biases)
 
     def _low(self, params: Params) -> Params:
         low = next((copy for original, copy in self.copies if original is params), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +57,14 @@ def step_key(seed: Tensor, step: int | Tensor) -> Tensor:
     return _mixed(_mixed(seed) + number * _SPREAD)
 
 
-def network_uniforms(key: Tensor, call: int, shape: Sequence[int]) -> Tensor:
+def places_in(numbers: int, device: torch.device) -> Tensor:
+    """The place of each of so many numbers, from 0."""
+    return torch.arange(numbers, device=device)
+
+
+def network_uniforms(
+    key: Tensor, call: int, shape: Sequence[int], places: Callable[[int, torch.device], Tensor] = places_in
+) -> Tensor:
     """Uniform numbers in [0, 1) for one random operation inside a network, such as a dropout.
 
     A number depends on its place in the flattened tensor. Where the batch comes first, a padded batch gets for its
@@ -67,9 +74,10 @@ def network_uniforms(key: Tensor, call: int, shape: Sequence[int]) -> Tensor:
         key: of the client's step, ().
         call: the number of the operation within the step.
         shape: of the tensor.
+        places: what tells the places.
     """
-    places = torch.arange(math.prod(shape), device=key.device).reshape(tuple(shape))
-    return _uniform(_mixed(places * _SPREAD + _mixed(key + call)))
+    at = places(math.prod(shape), key.device).reshape(tuple(shape))
+    return _uniform(_mixed(at * _SPREAD + _mixed(key + call)))
 
 
 _SPREAD = 0x1E3779B97F4A7C15

@@ -19,11 +19,12 @@ from typing import Any, NoReturn
 import torch
 from torch import _C, Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fedquit.core import Model, Params
 from fedquit.core.params import is_statistic
 from fedquit.engine.overrides import OperatorOverride, Overrides
-from fedquit.engine.plan import network_uniforms
+from fedquit.engine.plan import network_uniforms, places_in
 from fedquit.errors import InputError
 
 
@@ -43,7 +44,9 @@ def training_form(model: Model, x: Tensor | None = None) -> Model | None:
 class TrainingModel:
     """A network in one step of one client."""
 
-    def __init__(self, model: Model, form: Model, key: Tensor, share: Tensor | None = None) -> None:
+    def __init__(
+        self, model: Model, form: Model, key: Tensor, share: Tensor | None = None, *, constant_places: bool = False
+    ) -> None:
         """Begin a step.
 
         Args:
@@ -51,9 +54,11 @@ class TrainingModel:
             form: The network as it is trained.
             key: Of the client's step, (); see `fedquit.engine.plan.step_key`.
             share: The weight of each example in the mean of its batch, (B,), 0 for padding; None where there is none.
+            constant_places: The numbers that the masks are hashes of are constants for whoever traces the step.
         """
         self.model = model
         self.form = form
+        self.places = _constant_places if constant_places else places_in
         self.key = key
         self.share = share
         self.calls = 0  # of random operations so far
@@ -73,7 +78,16 @@ class TrainingModel:
     def uniforms(self, shape: Sequence[int]) -> Tensor:
         """Return fresh uniform numbers of that shape."""
         self.calls += 1
-        return network_uniforms(self.key, self.calls, shape)
+        return network_uniforms(self.key, self.calls, shape, self.places)
+
+
+def _constant_places(numbers: int, device: torch.device) -> Tensor:
+    """As `places_in`, in a table that is made now. A compiler would compute with the places as with addresses.
+
+    Torch's own compiler does that symbolically, and the hashes leave the range of its numbers.
+    """
+    with _disable_current_modes():
+        return places_in(numbers, device)
 
 
 class MeasuringModel:

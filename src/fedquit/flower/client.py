@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from fedquit.audit.canaries import NATURAL, fields_of
 from fedquit.audit.scores import score_examples
 from fedquit.core import Model, Reply, Split
-from fedquit.core.local_layers import is_layers_key
+from fedquit.core.local_layers import LAYERS, is_layers_key
 from fedquit.core.params import placed
 from fedquit.engine import Examples, client_memory, make_reply, run_visit
 from fedquit.errors import FedquitError, InputError
@@ -238,7 +238,9 @@ class _Client:
         memory.move(question.place)
         sent = {name: placed(params, device) for name, params in question.ask.sent.items()}
         ask = replace(question.ask, sent=sent)
-        own = client_memory(memory, ask.task, client)
+        own = dict(client_memory(memory, ask.task, client))
+        if memory.written_at(f"{client}/{LAYERS}") < question.oldest_layers:
+            own.pop(LAYERS, None)  # it was away when the model began anew
         used, result = run_visit(functional(self.make_model), ask, client, examples, own)
         return make_reply(memory, client, used, result)
 

@@ -9,13 +9,16 @@ the new model, past the strategy, to which a pseudo-gradient would be meaningles
 what it has kept, such as FedAdam's moments, holds the updates of the erased client. The rounds that follow are the
 recovery; the strategy never sees erased nodes again.
 
-What is served is written down, and its owner told, only when the next round begins or the training ends: by then
-`evaluate_fn` has had the unlearned model and could keep it. A server that is killed before serves the request again.
+What is served is written down, and its owner told, only once the app can have stored the unlearned model. With an
+`evaluate_fn` that is when the next round begins or the training ends; without one the app says so, by `kept`. A server
+that is killed before serves the request again.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from logging import INFO, WARNING
@@ -29,10 +32,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvgM, Result, Strategy
 from flwr.serverapp.strategy.fedopt import FedOpt
 
-from fedquit.errors import InputError
+from fedquit.errors import InputError, StoreError
+from fedquit.flower import twice
 from fedquit.flower.outbox import now
-from fedquit.flower.own_training import COUNTED, QUERY, REQUEST_KEY, TRAIN, WEIGHT_KEY, body_of, with_body
-from fedquit.utils.files import read_json, write_json
+from fedquit.flower.own_training import COUNTED, QUERY, REQUEST_KEY, TRAIN, WEIGHT_KEY, body_of, requests_in, with_body
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 POLL_SECONDS = 60.0
@@ -76,18 +79,33 @@ class _State:
     served: list[Erasure] = field(default_factory=list)
     untold: dict[int, dict[str, str]] = field(default_factory=dict)
     recovered: int = 0  # rounds of the strategy after the last unlearning
+    refused: set[tuple[int, str]] = field(default_factory=set)  # node and request: those that failed too often
 
     def to_dict(self) -> dict[str, Any]:
         untold = {str(node): verdicts for node, verdicts in self.untold.items()}
         served = [asdict(one) for one in self.served]
-        return {"erased": sorted(self.erased), "served": served, "untold": untold, "recovered": self.recovered}
+        return {
+            "erased": sorted(self.erased),
+            "served": served,
+            "untold": untold,
+            "recovered": self.recovered,
+            "refused": sorted(self.refused),
+        }
 
     @staticmethod
     def read(path: Path) -> _State:
-        stored = read_json(path)
-        untold = {int(node): dict(verdicts) for node, verdicts in stored["untold"].items()}
-        served = [Erasure(**one) for one in stored["served"]]
-        return _State(set(stored["erased"]), served, untold, int(stored.get("recovered", 0)))
+        stored = twice.read_json_mended(path, "who was forgotten", say=lambda sentence: log(WARNING, "%s", sentence))
+        try:
+            untold = {int(node): dict(verdicts) for node, verdicts in stored["untold"].items()}
+            served = [Erasure(**one) for one in stored["served"]]
+            refused = {(int(node), str(request)) for node, request in stored.get("refused", ())}
+            erased = {int(node) for node in stored["erased"]}
+            return _State(erased, served, untold, int(stored.get("recovered", 0)), refused)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"{path} is not what this strategy writes ({error!r}): restore it from a backup, or give another path. "
+                "Do not delete it: it says who was forgotten."
+            ) from error
 
 
 class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
@@ -99,9 +117,11 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         requests: round -> the nodes that the operator wants erased; the owners' own requests are asked for besides.
         poll: whether to ask the nodes, before each round, for requests that their owners have filed.
         state: a file in which to keep who is erased, so that a server that is started again still knows; None keeps it
-            in memory. Give an absolute path: Flower chooses the folder in which an app runs.
+            in memory. Give an absolute path: Flower chooses the folder in which an app runs. It is kept twice, with a
+            checksum.
         recovery: how many rounds should follow an unlearning; `start` warns where fewer did.
-        tries: how often a client that fails to unlearn is asked again before its request is refused.
+        tries: how often a client that fails to unlearn is asked before its request is refused. Between two unlearnings
+            of one node lies a round of the strategy, so that nobody can take all rounds.
 
     Raises:
         InputError: if the strategy cannot be copied.
@@ -124,11 +144,15 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         self.recovery = recovery
         self.tries = tries
         self._path = None if state is None else Path(state)
-        self._state = _State.read(self._path) if self._path and self._path.exists() else _State()
+        self._state = _State.read(self._path) if self._path and twice.kept(self._path) else _State()
         self._pending: list[_Pending] = []
         self._serving: list[_Pending] = []
+        self._resting: set[int] = set()  # nodes that unlearned, or failed to, since the strategy's last round
         self._sent: ArrayRecord | None = None
         self._unsaved = False
+        self._verdicts: dict[int, dict[str, str]] = {}  # for owners, once the app has stored the model
+        self._keeps = True  # whether `evaluate_fn` stores each round's model
+        self._grid: Grid | None = None  # of the last `start`
 
     @property
     def erased(self) -> frozenset[int]:
@@ -154,12 +178,21 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         """Run all rounds, as the strategy inside would; an unlearning takes one of them.
 
         After the last round the nodes are asked once more. What they ask for then is `pending`, and served by the next
-        `start` with the model of this one.
+        `start` with the model of this one. Without `evaluate_fn`, call `kept` once the model is stored.
         """
+        given = inspect.signature(super().start).bind(*args, **kwargs).arguments
+        self._grid = given["grid"]
+        self._keeps = given.get("evaluate_fn") is not None
         result = super().start(*args, **kwargs)
-        self._save()
+        self._settle()
         if self.poll:
-            self._ask(kwargs["grid"] if "grid" in kwargs else args[0])
+            self._ask(self._grid)
+        if self._unsaved and self._state.served:
+            log(
+                WARNING,
+                "what was served is not written down yet, and its owners are not told: call `kept()` once the model is "
+                "stored, or give `start` an `evaluate_fn` that stores it.",
+            )
         if self._pending:
             log(
                 WARNING,
@@ -177,6 +210,16 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
             )
         return result
 
+    def kept(self) -> None:
+        """Say that the model of the last `start` is stored: what was served is written down, and its owners are told.
+
+        Not needed where `evaluate_fn` stores the model after every round.
+        """
+        self._keeps = True
+        self._settle()
+        if self.poll and self._grid is not None and self._state.untold:
+            self._ask(self._grid)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -188,13 +231,14 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
             config: for the clients.
             grid: the nodes.
         """
-        self._save()
+        self._settle()
         if self.poll:
             self._ask(grid)
         for node in self.requests(server_round) if self.requests else ():
             self._add(_Pending(node))
         present = set(grid.get_node_ids())
-        self._serving = [one for one in self._pending if one.node in present]
+        self._serving = [one for one in self._pending if one.node in present - self._resting]
+        self._resting = {one.node for one in self._serving} | (self._resting if self._serving else set())
         self._sent = arrays
         if self._serving:
             return [self._message(one, server_round, arrays, config) for one in self._serving]
@@ -271,10 +315,14 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
                 self._unsaved = True
             if node in self._state.erased:
                 continue
-            asked = body_of(reply).get("pending", ())
-            self._drop_withdrawn(node, {str(entry["id"]) for entry in asked})
-            for entry in asked:
-                self._add(_Pending(node, str(entry["kind"]), str(entry["id"])))
+            try:
+                asked = requests_in(reply)
+            except InputError as error:
+                log(WARNING, "what node %d answers to the question for requests cannot be used: %s", node, error)
+                continue
+            self._drop_withdrawn(node, {request for request, _ in asked})
+            for request, kind in asked:
+                self._add(_Pending(node, kind, request))
         self._save()
 
     def _drop_withdrawn(self, node: int, asked: set[str]) -> None:
@@ -285,8 +333,9 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
 
     def _add(self, one: _Pending) -> None:
         """Remember a request, once; one node at a time has one, a whole client's before those for samples."""
-        known = one.request and any(served.request == one.request for served in self._state.served)
-        if known or one.node in self._state.erased or any(other.node == one.node for other in self._pending):
+        served = {(erasure.node, erasure.request) for erasure in self._state.served}
+        is_known = one.request and (one.node, one.request) in served | self._state.refused
+        if is_known or one.node in self._state.erased or any(other.node == one.node for other in self._pending):
             return
         self._pending.append(one)
 
@@ -316,7 +365,7 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
             if one.kind == "client":
                 self._state.erased.add(node)
             if one.request:
-                self._state.untold.setdefault(node, {})[one.request] = SERVED
+                self._verdicts.setdefault(node, {})[one.request] = SERVED
         self._state.recovered = 0
         self._unsaved = True  # until the app has had the model
         return arrays, MetricRecord({"fedquit-unlearned": len(usable)})
@@ -329,7 +378,8 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
         if one.failures >= self.tries:
             self._pending.remove(one)
             if one.request:
-                self._state.untold.setdefault(node, {})[one.request] = f"the unlearning failed: {why}"
+                self._state.refused.add((node, one.request))
+                self._verdicts.setdefault(node, {})[one.request] = f"the unlearning failed: {why}"
                 self._unsaved = True
 
     def _contents(self, replies: Sequence[Message]) -> list[RecordDict]:
@@ -347,9 +397,21 @@ class Forgetting(Strategy):  # type: ignore[misc, unused-ignore]
                 needed,
             )
 
+    def _settle(self) -> None:
+        """Write down what was served, whose owners may then be told, if the app has stored the model."""
+        if not self._keeps:
+            return
+        for node, verdicts in self._verdicts.items():
+            self._state.untold.setdefault(node, {}).update(verdicts)
+        self._verdicts = {}
+        self._save()
+
     def _save(self) -> None:
+        """Write the state, which never runs ahead of the model that the app has stored."""
+        if not self._keeps:
+            return
         if self._path and self._unsaved:
-            write_json(self._path, self._state.to_dict())
+            twice.write_json_twice(self._path, self._state.to_dict())
         self._unsaved = False
 
 
@@ -474,17 +536,23 @@ def _fault(reply: Message, sent: ArrayRecord | None, key: str) -> str:
     """Why a reply to an unlearning cannot be used; "" if it can."""
     if reply.has_error():
         return str(reply.error.reason)
-    refused = body_of(reply).get("refused")
+    try:
+        refused = body_of(reply).get("refused")
+    except InputError as error:
+        return str(error)
     if refused:
         return str(refused)
     if len(reply.content.array_records) != 1:
         return "it holds no model"
-    counted = _weight(reply.content, key) > 0
+    counted = 0 < _weight(reply.content, key) < math.inf
     return _fault_of_arrays(reply.content, sent) if counted else f"it does not say how many examples there were ({key})"
 
 
 def _fault_of_arrays(content: RecordDict, sent: ArrayRecord | None) -> str:
-    values = _values(content)
+    try:
+        values = _values(content)
+    except Exception as error:  # the bytes are a client's, and there are many ways to be wrong
+        return f"its arrays cannot be read ({error})"
     expected = {name: array.numpy().shape for name, array in (sent or {}).items()}
     if {name: array.shape for name, array in values.items()} != expected:
         return "its arrays are not those of the global model"

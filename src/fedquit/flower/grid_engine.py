@@ -79,6 +79,7 @@ class GridEngine:
     may_wait: Callable[[], bool] = lambda: True  # whether nobody else waits while a required client is silent
     serving: Mapping[ClientId, wire.Serving] = field(default_factory=dict)  # the request that is served, by client
     public: ClientData | None = None  # the server's own data
+    anew: int = 0  # the phase in which the model last began anew
     arrived: Callable[[Ask, Reply], None] | None = None  # called with each valid reply as soon as it comes in
     judge: Judge | None = None  # of what a well-formed reply may do to the model
     said: dict[ClientId, int] = field(default_factory=dict)  # the examples that each said last
@@ -197,6 +198,7 @@ class GridEngine:
             serving=self.serving.get(client, wire.Serving()),
             verdicts=self.presence.verdicts(client),
             received=self.presence.receipts(client),
+            anew=self.anew,
         )
 
     def _reply_timeout(self, clients: Sequence[ClientId]) -> float:

@@ -103,7 +103,9 @@ class Intake:
             try:
                 self._receive(self._roster.find(filed.client).number, "client", filed.id, "operator")
             except RequestError as error:
-                self._say(f"the operator's request {filed.id} cannot be taken: {error}")
+                kept = self._inbox.refuse(filed)
+                self._say(f"the operator's request {filed.id} cannot be taken, and is kept as {kept}: {error}")
+                continue
             self._inbox.remove(filed)
         whole_clients_first = sorted(self._ledger.waiting, key=lambda e: e.kind)  # they may bring one back
         for entry in whole_clients_first:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,14 +17,16 @@ from typing import Any, Literal
 from fedquit.core import ClientId, Request
 from fedquit.errors import StoreError
 from fedquit.flower.outbox import WITHDRAWN, Kind, Receipt, now
+from fedquit.flower.roster import FILE as CLIENTS
 from fedquit.flower.roster import mend_irreplaceable, read_irreplaceable
-from fedquit.flower.twice import kept, write_json_twice
+from fedquit.flower.twice import RESTORE_STATE, kept, read_json_either, write_json_twice
 from fedquit.running.lifecycle import Life, Phase
 from fedquit.running.membership import Membership
 
 Status = Literal["received", "started", "unlearned", "recovered", "done", "failed", "withdrawn"]
 SCHEMA = 1
 FILE = "ledger.json"
+PROJECT = "project.json"  # the fingerprint of the project that serves, which the server app notes in the ledger
 MODEL_WITHDRAWN = "withdrawal"  # in the place of a method: the model was dropped
 
 
@@ -82,6 +84,7 @@ class Ledger:
 
     Attributes:
         closed: whether the federation has, or ever had, a list of sites.
+        project: the fingerprint of the project that it belongs to; "" where that is not known.
     """
 
     def __init__(self, state: Path, claim: Mapping[str, Any], say: Callable[[str], None] = lambda _: None) -> None:
@@ -91,6 +94,7 @@ class Ledger:
         self.erased: frozenset[ClientId] = frozenset()
         self.federation = secrets.token_hex(8)
         self.closed = False
+        self.project = ""
         if kept(self.path):
             self._load(claim, say)
         self._claim = dict(claim)
@@ -106,6 +110,7 @@ class Ledger:
                 "or take another state folder."
             )
         self.closed = bool(content["claim"].get("closed"))
+        self.project = str(content["claim"].get("project", ""))
         self.federation = content["federation"]
         self.erased = frozenset(content["erased"])
         for entry in content["entries"]:
@@ -119,10 +124,11 @@ class Ledger:
 
     def save(self) -> None:
         """Replace what is on disk."""
+        bound = {"project": self.project} if self.project else {}
         content = {
             "schema": SCHEMA,
             "federation": self.federation,
-            "claim": {**self._claim, "closed": self.closed},
+            "claim": {**self._claim, "closed": self.closed, **bound},
             "phase": dataclasses.asdict(self.phase),
             "erased": sorted(self.erased),
             "entries": [dataclasses.asdict(e) for e in self.entries.values()],
@@ -167,6 +173,11 @@ class Ledger:
     def knows_clients(self) -> bool:
         """Whether it speaks of clients, by numbers that only the roster explains."""
         return bool(self.entries or self.erased or self.phase.trained)
+
+    @property
+    def clients(self) -> frozenset[ClientId]:
+        """All numbers that it names."""
+        return clients_of(self.entries.values(), self.erased)
 
     @property
     def waiting(self) -> list[Erasure]:
@@ -233,9 +244,62 @@ def read_phase(state: Path) -> tuple[Phase, frozenset[ClientId]]:
         raise _no_ledger(state) from error
 
 
+def clients_of(entries: Iterable[Erasure], erased: Iterable[ClientId]) -> frozenset[ClientId]:
+    """All numbers of clients that requests and the list of the forgotten name."""
+    return frozenset({*erased, *(entry.client for entry in entries)})
+
+
+def require_listed(state: Path, named: Collection[ClientId], listed: Collection[ClientId]) -> None:
+    """Refuse a list of clients that is older than the ledger: the next client would get another one's number.
+
+    Args:
+        state: the server's state folder.
+        named: the numbers that the ledger names.
+        listed: the numbers in the list of clients.
+
+    Raises:
+        StoreError: if the list lacks one.
+    """
+    missing = sorted(set(named) - set(listed))
+    if missing:
+        raise StoreError(
+            f"{FILE} in {state} speaks of client {missing[0]}, whom {CLIENTS} does not list, as in a folder that was "
+            f"copied in part: {RESTORE_STATE}."
+        )
+
+
 def is_closed(state: Path) -> bool:
     """Whether the federation of a state directory has, or ever had, a list of sites."""
     return bool(_read(state)["claim"].get("closed"))
+
+
+def write_project(state: Path, project: str) -> None:
+    """Write for the server app which project serves a state directory: the fingerprint of its authority."""
+    write_json_twice(state / PROJECT, {"project": project})
+
+
+def read_project(state: Path) -> str:
+    """The fingerprint that `write_project` wrote; "" where it was never called."""
+    if not kept(state / PROJECT):
+        return ""
+    return str(read_json_either(state / PROJECT, "which project serves")["project"])
+
+
+def project_of(state: Path) -> str:
+    """The fingerprint of the project that a state directory belongs to; "" where its ledger does not say so."""
+    return str(_read(state)["claim"].get("project", ""))
+
+
+def bind_ledger(state: Path, project: str) -> None:
+    """Note which project a federation belongs to, while no server runs.
+
+    Args:
+        state: the server's state folder.
+        project: the fingerprint of its authority.
+    """
+    content = _read(state)
+    if project_of(state) != project:
+        write_json_twice(state / FILE, {**content, "claim": {**content["claim"], "project": project}})
 
 
 def close_ledger(state: Path) -> None:

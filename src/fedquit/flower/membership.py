@@ -7,14 +7,13 @@ the file every registered key is a client of its own, as in a deployment that is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from fedquit.errors import StoreError
-from fedquit.utils.files import read_json, write_secret
+from fedquit.utils.files import json_bytes, read_json, with_checksum, without_checksum, write_secret
 
 FILE = "sites.json"
 
@@ -64,7 +63,7 @@ def write_membership(state: Path, sites: Iterable[EnrolledSite]) -> Path:
         }
         listed.append(entry)
     path = state / FILE
-    write_secret(path, (json.dumps(listed, indent=2) + "\n").encode())
+    write_secret(path, json_bytes(with_checksum({"sites": listed})))
     return path
 
 
@@ -75,6 +74,8 @@ def read_membership(state: Path) -> dict[str, Membership] | None:
         return None
     try:
         content = read_json(path)
+        if isinstance(content, dict):  # a list is of an earlier version
+            content = without_checksum(content)["sites"]
         if not isinstance(content, list):
             raise TypeError(type(content).__name__)
         in_use = [entry for entry in content if not entry["revoked"]]

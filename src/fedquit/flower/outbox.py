@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedquit.errors import InputError, RequestError, StoreError
-from fedquit.utils.files import read_json, write_json
+from fedquit.utils.files import read_json, with_checksum, without_checksum, write_json
 
 Kind = Literal["client", "samples"]
 _ID = re.compile(r"[0-9a-f]{1,64}")
@@ -188,6 +188,10 @@ def _read_request(path: Path) -> Any:  # noqa: ANN401 - JSON is anything
         ) from error
 
 
+AGAIN = "file the request again, and only then move this file away."
+REFUSED = ".refused"  # the ending of an operator's file that could not be taken
+
+
 @dataclass(frozen=True)
 class Filed:
     """A request of the operator, for a whole client."""
@@ -214,7 +218,7 @@ class Inbox:
     def file(self, client: str) -> Filed:
         """File a request for a client to be forgotten."""
         filed = Filed(secrets.token_hex(8), client, now())
-        write_json(self.folder / f"{filed.id}.json", dataclasses.asdict(filed))
+        self._write(filed)
         return filed
 
     def withdraw(self, request: str) -> bool:
@@ -227,17 +231,32 @@ class Inbox:
         if _ID.fullmatch(request) and (self.folder / f"{request}.json").exists():
             (self.folder / f"{request}.json").unlink(missing_ok=True)
             return True
-        filed = Filed(secrets.token_hex(8), "", now(), withdraws=request)
-        write_json(self.folder / f"{filed.id}.json", dataclasses.asdict(filed))
+        self._write(Filed(secrets.token_hex(8), "", now(), withdraws=request))
         return False
+
+    def _write(self, filed: Filed) -> None:
+        write_json(self._path(filed), with_checksum(dataclasses.asdict(filed)))
+
+    def _path(self, filed: Filed) -> Path:
+        return self.folder / f"{require_id(filed.id, 'request')}.json"
+
+    @staticmethod
+    def _read(path: Path) -> Filed:
+        try:
+            filed = Filed(**without_checksum(_read_request(path)))
+        except (StoreError, TypeError) as error:
+            raise StoreError(f"{path} is damaged, or no request: {AGAIN}") from error
+        if filed.id != path.stem:
+            raise StoreError(f"{path} holds request {filed.id!r}: {AGAIN}")
+        return filed
 
     def waiting(self) -> Iterator[Filed]:
         """The requests that are not in the ledger yet, oldest first; without those that cannot be read."""
         requests = []
         for path in sorted(self.folder.glob("*.json")):
             try:
-                requests.append(Filed(**_read_request(path)))
-            except (StoreError, TypeError) as error:
+                requests.append(self._read(path))
+            except StoreError as error:
                 self._complain(path, error)
         yield from sorted(requests, key=lambda f: (f.filed, f.id))
 
@@ -245,11 +264,24 @@ class Inbox:
         """Name a file that cannot be read, once."""
         if path not in self._named:
             self._named.add(path)
-            self._say(f"warning: {error}" if isinstance(error, StoreError) else f"warning: {path} is no request.")
+            self._say(f"warning: {error}")
 
     def remove(self, filed: Filed) -> None:
         """Delete the file of a request that is in the ledger."""
-        (self.folder / f"{require_id(filed.id, 'request')}.json").unlink(missing_ok=True)
+        self._path(filed).unlink(missing_ok=True)
+
+    def refuse(self, filed: Filed) -> Path:
+        """Put the file of a request that cannot be taken aside, under another name; the file."""
+        return self._path(filed).rename(self._path(filed).with_suffix(REFUSED))
+
+    def problems(self) -> list[str]:
+        """A sentence for each request that is not taken: it cannot be read, or the server has refused it."""
+        sentences: list[str] = []
+        for _ in Inbox(self.folder.parent, sentences.append).waiting():
+            pass
+        refused = sorted(self.folder.glob(f"*{REFUSED}"))
+        plain = [sentence.removeprefix("warning: ") for sentence in sentences]
+        return plain + [f"the server could not take {path}, its log says why: {AGAIN}" for path in refused]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from fedquit.distill.batches import Data, mapped
 from fedquit.distill.unlearning import check_rate, unlearn
 from fedquit.errors import FedquitError, InputError, RequestError
-from fedquit.flower.outbox import WITHDRAWN, Entry, Outbox, note_contact
+from fedquit.flower.outbox import WITHDRAWN, Entry, Kind, Outbox, note_contact, require_id
 
 ACTION = "fedquit_own"
 TRAIN = f"train.{ACTION}"
@@ -378,9 +378,43 @@ def with_body(body: Mapping[str, Any]) -> RecordDict:
 
 
 def body_of(message: Message) -> dict[str, Any]:
-    """The JSON that a message carries; empty where it has none."""
+    """The JSON that a message carries; empty where it has none.
+
+    Raises:
+        InputError: if it is no JSON object.
+    """
     record = message.content.config_records.get(BODY)
     if record is None:
         return {}
-    body = json.loads(str(record.get("json", "{}")))
-    return body if isinstance(body, dict) else {}
+    try:
+        body = json.loads(str(record.get("json", "{}")))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the message holds no JSON ({error}).") from error
+    if not isinstance(body, dict):
+        raise InputError("the message holds something else than a JSON object.")
+    return body
+
+
+def requests_in(reply: Message) -> list[tuple[str, Kind]]:
+    """The requests that a client's answer to the query names: (id, kind), in its order.
+
+    Args:
+        reply: from a client, who may be anybody.
+
+    Raises:
+        InputError: if it is not what `OwnTraining.status` sends.
+    """
+    pending = body_of(reply).get("pending", [])
+    if not isinstance(pending, list):
+        raise InputError("its requests are no list.")
+    return [_request_in(entry) for entry in pending]
+
+
+def _request_in(entry: object) -> tuple[str, Kind]:
+    if not isinstance(entry, dict):
+        raise InputError("a request is no JSON object.")
+    request = require_id(str(entry.get("id", "")), "request")
+    kind = entry.get("kind")
+    if kind not in ("client", "samples"):
+        raise InputError(f"request {request} is neither for the client nor for samples.")
+    return request, kind

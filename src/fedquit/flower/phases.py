@@ -430,7 +430,7 @@ class Phases:
         measured = self._measured("unlearned", progress.state)
         self._ledger.change(names, lambda e: measured(replace(e, costs={"unlearning": costs})).now("unlearned"))
         self._say(f"{', '.join(names)} unlearned")
-        self._enter(self.life.begin_recovery(), progress.state)
+        self._enter(self.life.begin_recovery(anew=self._serving_method.begins_anew), progress.state)
 
     def _fall_back(self, reason: str, clients: Collection[ClientId]) -> None:
         """Serve these of the clients otherwise; the others, which did nothing wrong, wait for their own turn."""
@@ -588,6 +588,7 @@ class Phases:
             floor=self._floor if self._nodes.sites() is not None else 0,
             serving=_served_as_one(self._ledger.serving),
             public=self._parts.public,
+            anew=phase.number if phase.kind == "unlearn" and self._serving_method.begins_anew else phase.anew,
         )
         if self._config.check_members:
             training = phase.kind in ("train", "recover")

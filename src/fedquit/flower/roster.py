@@ -81,7 +81,7 @@ def mend_irreplaceable(path: Path, kind: type, say: Callable[[str], None]) -> An
 
 
 class Roster:
-    """All clients that ever were, on disk.
+    """All clients that ever were, on disk: for the one process that holds the state folder, see `read_members`.
 
     Args:
         state: the server's state folder.
@@ -171,6 +171,18 @@ class Roster:
             )
         self._save()
 
+    def agree_examples(self, examples: Mapping[ClientId, int]) -> None:
+        """The federation becomes closed: what was erased until now is in the numbers that are agreed.
+
+        Only what a client gives up from now on is taken off, also for a request that has begun.
+
+        Args:
+            examples: how many examples the operator agrees with each client.
+        """
+        for client, agreed in examples.items():
+            self.members[client] = dataclasses.replace(self.members[client], enrolled=agreed, erased_samples=0)
+        self._save()
+
     def note_standing(self, forgotten: Collection[ClientId], revoked: Collection[ClientId]) -> None:
         """Write down who left or came back since the last time.
 
@@ -213,8 +225,9 @@ class Roster:
 
 
 def read_members(state: Path) -> list[Member]:
-    """All clients that ever were, by number, for whoever only looks."""
-    return sorted(map(_member, read_irreplaceable(state / FILE, list)), key=lambda member: member.number)
+    """All clients that ever were, by number, for whoever only looks; nothing is written. None where nobody was."""
+    listed = read_irreplaceable(state / FILE, list) if kept(state / FILE) else []
+    return sorted(map(_member, listed), key=lambda member: member.number)
 
 
 def _member(content: Mapping[str, Any]) -> Member:

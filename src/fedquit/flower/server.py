@@ -35,7 +35,7 @@ from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.client import ClientData, ModelOf, functional
 from fedquit.flower.config import ServerConfig
 from fedquit.flower.intake import Intake
-from fedquit.flower.ledger import Erasure, Ledger
+from fedquit.flower.ledger import Erasure, Ledger, read_project, require_listed
 from fedquit.flower.log_lines import printable
 from fedquit.flower.membership import FILE as SITES
 from fedquit.flower.membership import Membership, read_membership
@@ -217,16 +217,31 @@ class _Server:
         """A closed federation notes that it is one, and averages nothing of fewer than the floor."""
         if self.sites() is None:
             return
-        if not self.ledger.closed:
-            self.ledger.closed = True
-            if kept(self.ledger.path):
-                self.ledger.save()
+        self._bind()
         cohort, floor = self.config.training.clients_per_round, self.config.floor_of(closed=True)
         if 0 < cohort < floor:
             raise InputError(
                 f"fedquit.train.clients-per-round is {cohort}, and the floor of this closed federation is {floor}: ask "
                 "at least so many in a round, or 0 for all."
             )
+
+    def _bind(self) -> None:
+        """Note in the ledger that the federation is closed, and which project it belongs to."""
+        project = read_project(self.folder.path)
+        if project and self.ledger.project not in ("", project):
+            raise StoreError(
+                f"{self.folder.path} is of the project whose authority has the fingerprint {self.ledger.project[:16]}, "
+                f"and {project[:16]} serves it: give the --project that it belongs to, or another --state."
+            )
+        is_new = bool(project) and not self.ledger.project
+        if self.ledger.closed and not is_new:
+            return
+        self.ledger.closed = True
+        self.ledger.project = self.ledger.project or project
+        if kept(self.ledger.path):
+            self.ledger.save()
+            if is_new:
+                self.say(f"{self.folder.path} belongs to the project {project[:16]} from now on: no other serves it")
 
     def _warn_of_mute_clients(self, now: float, last_start: float | None) -> None:
         """Name the clients that have not been here for long, once a day: requests of theirs would reach nobody."""
@@ -263,6 +278,7 @@ class _Server:
                 f"{self.folder.path} has no {self.roster.path.name}, which says who is who, as a folder that was "
                 f"copied in part: {RESTORE_STATE}."
             )
+        require_listed(self.folder.path, self.ledger.clients, self.roster.members)
 
     def _has_trained(self, file: TwinStateFile) -> bool:
         stored = file.load()

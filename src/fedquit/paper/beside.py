@@ -15,7 +15,7 @@ from fedquit.paper.records import FIVE, Records, Series
 from fedquit.paper.settings import SETTINGS
 from fedquit.report.tables import Cell, Line, Table
 from fedquit.results.schema import MEASURES
-from fedquit.results.words import DASH, fixed, scaled, signed
+from fedquit.results.words import DASH, count, fixed, scaled, signed
 
 NOTES = "notes.toml"  # beside the records: what was tried where ours differs
 BEYOND = "‡"
@@ -409,9 +409,15 @@ def _ranking(
     table: PaperTable, setting: str, records: Records, phase: str, measure: str, part: str, words: str
 ) -> Iterator[str]:
     cells = [cell for cell in table.cells if cell.key[0] == setting and cell.key[3:] == (phase, measure)]
-    both = [one for cell in cells if (one := _difference(cell, part, records))]
+    known = [one for cell in cells if (one := _difference(cell, part, records))]
+    every = set().union(*(one.ours.by_target for one in known))
+    both = [
+        one for one in known if every == set(one.ours.by_target)
+    ]  # of other clients a mean tells nothing of the order
     if len(both) < 2:
         return
+    fewer = [f"{one.cell.row} ({count(one.ours.targets, 'target')})" for one in known if one not in both]
+    left_out = f" Over fewer targets, and not ranked: {', '.join(fewer)}." if fewer else ""
     down = part == "value" and measure == "test_acc"
     theirs = sorted(both, key=lambda one: one.printed, reverse=down)
     ours = sorted(both, key=lambda one: one.ours.mean, reverse=down)
@@ -423,4 +429,4 @@ def _ranking(
         )
     ]
     same = " The order is the same." if [one.cell.row for one in theirs] == [one.cell.row for one in ours] else ""
-    yield f"By {words}: the paper {listed[0]}; ours {listed[1]}.{same}"
+    yield f"By {words}: the paper {listed[0]}; ours {listed[1]}.{same}{left_out}"

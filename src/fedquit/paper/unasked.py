@@ -168,12 +168,16 @@ def what_it_costs(group: Group) -> tuple[Table, Drawn] | None:
     known = [line for line in group.lines if line.bytes_percent is not None and "forget_acc" in line.gaps]
     if len(known) < 2:
         return None
+    most = max(line.runs for line in known)
+    fewer = any(line.runs < most for line in known)
     points = {line.method: (line.bytes_percent or 0.0, line.gaps["forget_acc"]) for line in known}
-    front = {name for name in points if not _beaten(name, points)}
+    whole = {line.method: points[line.method] for line in known if line.runs == most}
+    front = {name for name in whole if not _beaten(name, whole)}
     rows = [
         Line(
             line.method,
             [
+                *([Cell(f"{line.runs}")] if fewer else []),
                 Cell(fixed(line.gaps["forget_acc"])),
                 Cell(fixed(line.avg_gap)),
                 Cell(share(line.bytes_percent)),
@@ -186,10 +190,11 @@ def what_it_costs(group: Group) -> tuple[Table, Drawn] | None:
     table = Table(
         f"{COSTS}: {group.title}",
         f"After recovery, over {_targets(group)}: gaps to Retrain in points, costs in percent of Retrain's",
-        ["Method", "Forget gap", "Avg. gap", "Sent", "Computing", "On the front"],
+        ["Method", *(["Requests"] if fewer else []), "Forget gap", "Avg. gap", "Sent", "Computing", "On the front"],
         rows,
         "On the front: no other method has both a smaller forget gap and fewer bytes, by the means alone: that two "
-        "gaps differ is not tested here.",
+        "gaps differ is not tested here."
+        + (" A method with fewer requests than the others is left out of it." if fewer else ""),
     )
 
     def paint(figure: Figure) -> None:

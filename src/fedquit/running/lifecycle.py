@@ -125,6 +125,9 @@ class Phase:
     serving: tuple[str, ...] = ()  # names of the requests in the ledger
     fallback: bool = False  # whether the fallback serves them
     began: float = 0.0  # seconds of the Unix clock: deadlines count from here
+    anew: int = (
+        0  # the phase in which the model last began with its first parameters: older local layers are of another
+    )
 
     @property
     def name(self) -> str:
@@ -224,13 +227,18 @@ class Life:
             trained=0,
             served=self.phase.served + begun,
             serving=self.phase.serving if serving is None else tuple(serving),
+            anew=self.phase.number + 1,
         )
         left = () if meant.samples else meant.clients
         return dataclasses.replace(self, phase=phase, request=meant, membership=self.membership.leave_out(left))
 
-    def begin_recovery(self) -> Life:
-        """The unlearning is over: whole clients that leave take no part from here on."""
-        phase = self._step("begin_recovery")
+    def begin_recovery(self, *, anew: bool = False) -> Life:
+        """The unlearning is over: whole clients that leave take no part from here on.
+
+        Args:
+            anew: whether its method has rebuilt the model from the first parameters.
+        """
+        phase = self._step("begin_recovery", anew=self.phase.number if anew else self.phase.anew)
         return dataclasses.replace(self, phase=phase, membership=self.membership.serve(self.requested))
 
     def give_up(self) -> Life:

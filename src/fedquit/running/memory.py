@@ -232,6 +232,11 @@ class DiskMemory(MutableMapping[str, Params]):
 
     # The mapping.
 
+    def written_at(self, key: str) -> int:
+        """The place at which the version of an entry that is seen now was written; -1 where there is none here."""
+        version = self._visible(key)
+        return -1 if version is None else version.place
+
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str):
             return False

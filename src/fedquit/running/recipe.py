@@ -156,6 +156,7 @@ class EngineRecipe:
     device: str = "auto"  # cpu, cuda, cuda:1, …; auto: a GPU where there is one
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"  # of a float32 network; auto: bf16 on a GPU
     width: int = 0  # clients at once, at most; 0: as many as fit
+    compile: Literal["auto", "always", "never"] = "never"  # steps on a GPU; auto: of networks without kernels of ours
 
 
 @dataclass(frozen=True)

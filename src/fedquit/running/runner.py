@@ -478,7 +478,7 @@ class _RecipeRun:
             rows.append(row(self.method_name, "recovered", recovery.progress) | against)
         model = unlearned.folder / "model.safetensors"
         if not model.exists():
-            save_params(model, _without_leavers(recoveries[0].progress, request).evaluated)
+            save_params(model, recoveries[0].progress.evaluated)
         self._name_exposed(number, evaluation, recoveries[0].progress.evaluated)
         relearned = self._relearned(evaluation, original, recoveries[0].state, reference) if reference else {}
         path = mean_path([[*unlearning, *r.path.points] for r in recoveries])
@@ -715,12 +715,6 @@ class _RecipeRun:
             rows = [*rows, row(self.method_name, "budget", progress) | {"budget": budget, "budget_spent": spent}]
             write_json(file, rows)
             yield rows[-1]
-
-
-def _without_leavers(progress: Progress, request: Request) -> Progress:
-    """The model without layers that clients took with them when they left."""
-    stay = request.stay(list(progress.layers))
-    return dataclasses.replace(progress, layers={client: progress.layers[client] for client in stay})
 
 
 def _append_event(path: Path, event: Event) -> None:

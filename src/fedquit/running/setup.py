@@ -107,7 +107,7 @@ class Setup:
         """
         spec = self.recipe.engine
         name = self.chosen.name
-        return open_engine(name, self.model, data, homes, self.precision, spec.width, self.graphs)
+        return open_engine(name, self.model, data, homes, self.precision, spec.width, self.graphs, spec.compile)
 
     @cached_property
     def chosen(self) -> Choice:

@@ -197,8 +197,8 @@ class Simulation:
         trained = self.life.trained(
             self.state, self.setup.initial, self.setup.training, examples, memories.of(self.method_name)
         )
-        session, meter = self._federation(marked, memories, Journal(folder / "journal") if self.journal else None)
-        session.layers = partial(layers_by_client, memories.clients, _outdated(method, request))
+        journal = Journal(folder / "journal") if self.journal else None
+        session, meter = self._federation(marked, memories, journal, leavers=_leavers(request))
         rounds = method.rounds(trained, request)
 
         def step(state: State) -> State:
@@ -225,8 +225,7 @@ class Simulation:
             raise TransitionError(f"a federation in phase {self.life.phase.name!r} has nothing to recover from.")
         memories = Memories.open(unlearned.folder / files, unlearned.memories)
         trained = dataclasses.replace(unlearned.trained, memory=memories.of(self.method_name))
-        session, meter = self._federation(unlearned.retained, memories)
-        session.layers = partial(layers_by_client, memories.clients, _outdated(unlearned.method, unlearned.request))
+        session, meter = self._federation(unlearned.retained, memories, leavers=_leavers(unlearned.request))
         hooks = Hooks.of(self.method_name, self.setup.method, memories.of)
 
         def step(state: State) -> State:
@@ -260,7 +259,8 @@ class Simulation:
         """Ordinary training from a model that no method touched, in files of this name in the request's folder."""
         if self.life.phase.kind != "recover":
             raise TransitionError(f"a federation in phase {self.life.phase.name!r} serves no request: unlearn first.")
-        homes = {home_key(client): layers for client, layers in start.layers.items()}
+        leavers = _leavers(unlearned.request)
+        homes = {home_key(client): layers for client, layers in start.layers.items() if client not in leavers}
         memories = Memories.open(unlearned.folder / name, device=self.setup.device, homes=homes)
         entered = lifecycle.entered("recover", start.state).settled()
         return self._ordinary(unlearned, memories, entered, StateFile(unlearned.folder / f"{name}.safetensors"))
@@ -287,7 +287,7 @@ class Simulation:
         self, unlearned: UnlearnedRequest, memories: Memories, start: State, file: StateFile
     ) -> Iterator[Progress]:
         """Ordinary training of the retained clients, which no method watches, under the recovery's addresses."""
-        session, meter = self._federation(unlearned.retained, memories)
+        session, meter = self._federation(unlearned.retained, memories, leavers=_leavers(unlearned.request))
         session.log = _ignore  # the log is that of the recovery
         hooks = Hooks({}, memories.of, None)
 
@@ -342,20 +342,32 @@ class Simulation:
         return self.folder / f"request-{self.life.phase.served - 1}"
 
     def _federation(
-        self, data: FederatedData, memories: Memories, journal: Journal | None = None
+        self,
+        data: FederatedData,
+        memories: Memories,
+        journal: Journal | None = None,
+        *,
+        leavers: Sequence[ClientId] = (),
     ) -> tuple[Session, Metered]:
-        """The clients of a phase, and the meter through which they are asked."""
+        """The clients of a phase, and the meter through which they are asked.
+
+        Args:
+            data: of the phase.
+            memories: of server and clients.
+            journal: of the replies.
+            leavers: whole clients that leave: their own layers are no part of the model that is judged.
+        """
         present = self.life.askable(c for c in data.clients if c in self.life.membership.active)
         engine = self.setup.engine(data, memories.clients)
         session = Session(engine, self.setup.recipe.seed, present, journal, memories.own, self._log)
-        session.layers = partial(layers_by_client, memories.clients)
+        session.layers = partial(layers_by_client, memories.clients, leavers)
         at_home = self.setup.method.at_home
         return session, Metered(session, lambda: memories.stored(self.method_name, at_home), self.setup.flops)
 
 
-def _outdated(method: Method, request: Request) -> tuple[ClientId, ...]:
-    """Whose own layers fit the old model alone: whole clients that left, where the model was rebuilt without them."""
-    return request.clients if method.begins_anew and not request.samples else ()
+def _leavers(request: Request) -> tuple[ClientId, ...]:
+    """The whole clients that leave, and take their own layers with them; who gives up samples stays and keeps them."""
+    return () if request.samples else request.clients
 
 
 def _reported(rounds: Rounds, after_round: Callable[[Progress], None]) -> Rounds:

@@ -129,7 +129,8 @@ def evaluate(
         retain: training data that stays.
         test: test data.
         original: the model before unlearning, or its evidence on the same data; without it nothing is called forgotten.
-            With the model and a hold-out, a warning says where accuracy fell to what naming one class gives.
+            With the model, a warning says where the accuracy on `test` or else `retain` fell to what naming one
+            class gives.
         margin: how far from one half an AUC may lie and still count as forgotten.
         batch_size: samples in a pass; a DataLoader has its own.
         forward: (model, batch) -> logits, for batches or outputs of another form.
@@ -143,15 +144,14 @@ def evaluate(
     Raises:
         InputError: for data or a model that cannot be used.
     """
-    check_count("batch_size", batch_size)
+    batch_size = check_count("batch_size", batch_size)
     place = place_of(model, device)
     others = {"holdout": holdout, "retain": retain, "test": test}
     given = {"forget": forget} | {name: data for name, data in others.items() if data is not None}
     how = {"forward": forward, "labels": labels, "shift": shift, "class_dim": class_dim, "ignore_index": ignore_index}
     before: Evidence | None = None
     if isinstance(original, nn.Module):
-        only = {name: data for name, data in given.items() if name in ("forget", "holdout")}
-        before = Evidence(_scores(original, only, batch_size, collate, place, how))
+        before = Evidence(_scores(original, given, batch_size, collate, place, how))
     elif original is None or isinstance(original, Evidence):
         before = original
     else:
@@ -168,21 +168,26 @@ def evaluate(
 def destroyed(before: Evidence, after: Evidence) -> str:
     """A sentence where a model fell to what naming one class gives; "" where it did not, or nothing can tell.
 
+    The test data decides, or else the retained data. The hold-out is of the forgotten kind: where this kind is mostly
+    of one class, a healthy model may fall so far on it by forgetting, and the sentence asks for test data.
+
     Args:
         before: evidence on the original.
         after: evidence on the model that was made from it.
     """
     both = before.scores.keys() & after.scores.keys()
-    kept = next((name for name in ("test", "holdout", "retain") if name in both), None)
+    kept = next((name for name in ("test", "retain", "holdout") if name in both), None)
     if kept is None:
         return ""
     level, was, now = chance(after.scores[kept]), before.accuracy[kept], after.accuracy[kept]
     if not now <= level < was:
         return ""
-    return (
-        f"The {kept} accuracy fell from {was:.1f} to {now:.1f} %, no more than naming one class gives "
-        f"({level:.1f} %): the model is destroyed, lower the rate."
+    fell = (
+        f"The {kept} accuracy fell from {was:.1f} to {now:.1f} %, no more than naming one class gives ({level:.1f} %): "
     )
+    if kept == "holdout":
+        return fell + "the model may be destroyed, give test=… to tell."
+    return fell + "the model is destroyed, lower the rate."
 
 
 def null_of(scores: Mapping[str, Scores], before: Evidence | None, margin: float) -> HoldoutNull | None:
@@ -252,7 +257,7 @@ def _scores_of_batches(judged: nn.Module, reader: Reader, batches: Batches, plac
                 "the model returns NaN or infinity: check its weights and the data; after unlearning, lower the rate."
             )
         if not parts and counted.numel():
-            refuse_probabilities(counted)
+            refuse_probabilities(counted, reader.forward)
         if kept is None:
             parts.append(score_logits(logits.flatten(1, -2) if logits.ndim > 3 else logits, _flat(targets)))
         elif targets.ndim == 1:

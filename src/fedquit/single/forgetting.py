@@ -201,7 +201,7 @@ def forget(
         "device": device,
     }
     _check_given(method, lr, retain, holdout, recover_lr)
-    check_options(seed, autocast, callback)
+    seed = check_options(seed, autocast, callback)
     how: dict[str, Any] = reading | {
         "epochs": epochs,
         "batch_size": batch_size,

@@ -81,9 +81,9 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
         teacher: whose logits the loss gets too, in evaluation mode.
     """
     make = new_optimizer(optimizer, check_rate(lr))
-    check_count("epochs", epochs)
-    check_count("batch_size", batch_size)
-    check_options(seed, autocast, callback)
+    epochs = check_count("epochs", epochs)
+    batch_size = check_count("batch_size", batch_size)
+    seed = check_options(seed, autocast, callback)
     place = place_of(model, device)
     generator = torch.Generator().manual_seed(seed)
     batches = Batches(data, epochs, batch_size, generator, collate)
@@ -106,7 +106,7 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
                 return None
         check_labels(targets, logits)
         if not steps.taken:
-            check_first_logits(logits.detach())
+            check_first_logits(logits.detach(), forward)
         flat = taught.flatten(0, -2).float() if taught is not None else None
         return losses(logits.flatten(0, -2).float(), targets.flatten(), Drawn(generator, flat))
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedquit.errors import StoreError
 
+CHECKSUM = "sha256"  # in a JSON object: of everything else in it
 HALF_WRITTEN = re.compile(r"\.[0-9a-f]{16}$")  # the ending of a temporary name
 
 
@@ -171,6 +173,23 @@ def json_bytes(value: object) -> bytes:
 def write_json(path: Path, value: object) -> None:
     """Write a value as indented JSON, whole or not at all."""
     write_atomic(path, json_bytes(value))
+
+
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """An object for a JSON file with the checksum of everything else in it, which finds a changed byte."""
+    return {**content, CHECKSUM: hashlib.sha256(json_bytes(dict(content))).hexdigest()}
+
+
+def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What `with_checksum` was given; an object that has no checksum is of an earlier version, and stays as it is.
+
+    Raises:
+        StoreError: if the checksum is that of something else.
+    """
+    plain = {key: value for key, value in content.items() if key != CHECKSUM}
+    if CHECKSUM in content and with_checksum(plain) != dict(content):
+        raise StoreError("its checksum is that of something else: a byte has changed.")
+    return plain
 
 
 def write_private_json(path: Path, value: object) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what another process prints to a log of bounded size, and loses no line of it.
+"""Writes what another process prints to a log of bounded size, and loses no line of it while the disk takes them.
 
 Run as a script, it copies its input to `PATH` until all who could write have ended. A file that is full becomes
 `PATH.1`, the one before it `PATH.2`, and the oldest is dropped; a line is never divided between two files. It is a
@@ -57,7 +57,8 @@ class RotatingFile:
             if not end:
                 return
             content = content[end:]
-            self._rotate()
+            with contextlib.suppress(OSError):  # the file goes on to grow, and is given up at the next line end
+                self._rotate()
 
     def _append(self, content: bytes) -> None:
         while content:
@@ -66,18 +67,22 @@ class RotatingFile:
             content = content[written:]
 
     def _rotate(self) -> None:
-        os.close(self._descriptor)
-        rotate(self._path, self._backups)
+        """Begin a new file; where that fails the old one is still open, whatever name it has by then."""
+        full = self._descriptor
+        if os.path.exists(self._path):  # noqa: PTH110 - else an earlier attempt has come so far
+            rotate(self._path, self._backups)
         self._open()
+        os.close(full)
 
 
 def main(path: str, max_bytes: int = MAX_BYTES) -> None:
     """Copy standard input to a log until it ends."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)  # it ends with those who write, and not before
-    file = RotatingFile(path, max_bytes)
+    file: RotatingFile | None = None
     while content := os.read(0, CHUNK):
         with contextlib.suppress(OSError):  # a full disk: what is logged is lost, and nobody is kept waiting
+            file = file or RotatingFile(path, max_bytes)
             file.write(content)
 
 

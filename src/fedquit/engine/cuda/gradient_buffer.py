@@ -45,6 +45,11 @@ class GradientBuffer:
         self.claimed.clear()
         self._in_use.clear()
 
+    @property
+    def claimed_part(self) -> float:
+        """How much of all parameters has a gradient that kernels write in this step, from 0 to 1."""
+        return sum(self._sizes[start] for start in self.claimed) / max(1, sum(self._sizes.values()))
+
     def claim(self, *weights: Tensor) -> tuple[Tensor, ...] | None:
         """Reserve the parts of the buffer that hold the gradients of these weights.
 

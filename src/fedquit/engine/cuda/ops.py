@@ -3,8 +3,8 @@
 
 Inside `CudaOps()` a network under `vmap` calls `conv2d`, `conv_with_input`, `group_norm` and `norm_relu` as ever, and
 the Triton kernels of this package compute them for all clients at once: inputs and outputs in bfloat16, sums in
-float32. What the kernels do not cover (a bias, dilation, other sizes) is left to torch. Each operation is defined as
-what torch computes for one client after the other (tests/engine/test_kernels.py).
+float32. What the kernels do not cover (dilation, other sizes, a bias unless `biases` is set) is left to torch. Each
+operation is defined as what torch computes for one client after the other (tests/engine/test_kernels.py).
 
 Shapes: K clients, B images, C channels (I in, O out), images of H x H, S x S taps. Networks use (K, B, C, H, W); the
 kernels use (K, B, H, W, C), channels last, and weights (K, S * S, I, O).
@@ -238,16 +238,19 @@ def _conv2d(
     groups: int = 1,
     *,
     buffer: GradientBuffer | None = None,
+    biases: bool = False,
 ) -> Tensor:
     size = w.shape[-1]
     step = square(stride)
     keeps_size = not isinstance(padding, str) and square(padding) == size // 2
-    plain = bias is None and keeps_size and square(dilation) == groups == 1
+    plain = (bias is None or biases) and keeps_size and square(dilation) == groups == 1
     if not (plain and _covers_conv(x, w, step)):
         return functional.conv2d(x, w, bias, stride, padding, dilation, groups)
     if _is_mapped(x, w):
-        return _apply(VmapConv, x, w, step, buffer, False)
-    return _apply(StackedConv, x.unsqueeze(0), w.unsqueeze(0), step, None).squeeze(0)
+        out = _apply(VmapConv, x, w, step, buffer, False)
+    else:
+        out = _apply(StackedConv, x.unsqueeze(0), w.unsqueeze(0), step, None).squeeze(0)
+    return out if bias is None else out + bias.view(-1, 1, 1)
 
 
 def _conv_with_input(
@@ -348,9 +351,15 @@ def _relu(x: Tensor, inplace: bool = False) -> Tensor:
 class CudaOps(OperatorOverride):
     """While this mode is active, the operations above go to the Triton kernels."""
 
-    def __init__(self, buffer: GradientBuffer | None = None) -> None:
+    def __init__(self, buffer: GradientBuffer | None = None, *, biases: bool = False) -> None:
+        """Choose what goes to the kernels.
+
+        Args:
+            buffer: Where they write gradients of weights; None for autograd's way.
+            biases: Whether convolutions with a bias are among it.
+        """
         overrides: Overrides = {
-            functional.conv2d: _conv2d,
+            functional.conv2d: partial(_conv2d, biases=biases),
             conv_with_input: _conv_with_input,
             functional.group_norm: _group_norm,
             norm_relu: _norm_relu,

@@ -8,13 +8,19 @@ Launching a step's kernels one by one would take the host longer than the GPU co
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fedquit.engine.stacked.compiled import CompiledGradients, Compiler
 from fedquit.engine.stacked.schedule import Job, active_clients
 from fedquit.engine.stacked.work import Work
+
+log = logging.getLogger(__name__)
+COVERED = 0.5  # of a network's parameters: kernels that compute so much of it are faster than a compiler
 
 
 class DeviceClock:
@@ -49,15 +55,19 @@ class DeviceClock:
 class CapturedSteps:
     """Captures and replays the steps of some clients."""
 
-    def __init__(self, work: Work, stream: torch.cuda.Stream) -> None:
+    def __init__(self, work: Work, stream: torch.cuda.Stream, compiler: Compiler | None = None) -> None:
         """Begin without any graph.
 
         Args:
             work: The clients' state.
             stream: Where steps are captured.
+            compiler: Compiles the steps of networks that the kernels do not cover; None compiles nothing.
         """
         self.work = work
         self.stream = stream
+        self.compiled: CompiledGradients | None = None
+        self.why = ""  # a step is not compiled; empty where it is
+        self._compiler = compiler
         self.clock = DeviceClock(work.losses.device, work.task.local.batch_size)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of clients
 
@@ -76,7 +86,9 @@ class CapturedSteps:
 
     def capture(self, widths: Sequence[int]) -> None:
         """Capture a step for each of these numbers of clients, once its kernels are compiled and it has run."""
-        if self.work.numerics.kernels:
+        if not self.graphs:
+            self._choose_way()
+        if self.work.numerics.network_kernels:
             from fedquit.engine.cuda.triton_common import compile_ahead
 
             with compile_ahead():  # all kernels of all steps at once
@@ -93,11 +105,41 @@ class CapturedSteps:
                 self._step(width)
             self.graphs[width] = graph
 
+    def _choose_way(self) -> None:
+        """Compile the step where that is asked for and the kernels do not cover most of the network."""
+        work = self.work
+        if self._compiler is None:
+            self.why = "not asked for"
+            return
+        if work.numerics.kernels:
+            from fedquit.engine.cuda.triton_common import compile_ahead
+
+            with compile_ahead():
+                self._warm_up(len(work.clients.rows))
+            if work.gradient_buffer.claimed_part >= COVERED:
+                self.why = "kernels cover the network"
+                return
+        plain = work.numerics
+        work.numerics = replace(plain, compiled=True)
+        self.compiled = CompiledGradients(work.gradients, self._compiler)
+        try:
+            self._warm_up(len(work.clients.rows))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler may fail on anything that a network does
+            self.why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            log.warning("A step could not be compiled, and runs as torch runs it, slower (%s).", self.why)
+            work.numerics = plain
+            self.compiled = None
+
     def _warm_up(self, width: int) -> None:
         self.clock.index.zero_()  # it may stand past the last step of a round, where there is nothing to read
         self._step(width)
 
     def _step(self, width: int) -> None:
-        self.work.step(width, self.clock, self.work.gradients)
+        if self.compiled is None:
+            self.work.step(width, self.clock, self.work.gradients)
+        else:
+            self.work.step(width, self.clock, self.compiled, computed=len(self.work.clients.rows))
         with torch.no_grad():
             self.clock.advance()

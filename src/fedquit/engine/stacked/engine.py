@@ -32,6 +32,7 @@ from fedquit.engine.plan import make_plan
 from fedquit.engine.precision import Precision, computing
 from fedquit.engine.sequential import SequentialEngine
 from fedquit.engine.stacked.capture import CapturedSteps
+from fedquit.engine.stacked.compiled import MIN_CLIENT_STEPS, MIN_CLIENTS, Compile, inductor
 from fedquit.engine.stacked.eager import EagerSteps, Steps
 from fedquit.engine.stacked.graph_cache import MAX_CAPTURED, GraphCache
 from fedquit.engine.stacked.replay import MAX_NUMBERS, ReplayedSteps, TracedSteps, one_thread
@@ -53,6 +54,8 @@ class StackedEngine:
         width: How many clients at once, at most; 0: as many as are asked.
         precision: What networks compute in.
         graphs: Captured and traced steps, which engines over the same data set may share.
+        compile: Whether steps on a GPU are compiled: "auto" for networks that the kernels do not cover, in rounds that
+            are long enough; "never" leaves all that was written for such networks out.
     """
 
     model: Model
@@ -61,6 +64,7 @@ class StackedEngine:
     width: int = 0
     precision: Precision = "float32"
     graphs: GraphCache = field(default_factory=GraphCache, repr=False)
+    compile: Compile = "never"
     _indices: dict[tuple[ClientId, Split, int], ClientIndices] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -175,14 +179,26 @@ class StackedEngine:
         if steps is None:
             self.graphs.shrink(MAX_CAPTURED - 1)
             work = self._work(task, jobs, capacity)
-            steps = CapturedSteps(work, self.graphs.stream(self.data.y.device))
+            compiler = inductor if self._compiles(len(jobs), capacity) else None
+            steps = CapturedSteps(work, self.graphs.stream(self.data.y.device), compiler)
         self.graphs.captured[key] = steps
         steps.work.task = task
         steps.prepare(jobs)
         return steps
 
+    def _compiles(self, clients: int, steps: int) -> bool:
+        """Whether steps are compiled; it follows from sizes, so that runs repeat exactly."""
+        if self.compile != "auto":
+            return self.compile == "always"
+        return self.uses_kernels and clients >= MIN_CLIENTS and clients * steps >= MIN_CLIENT_STEPS
+
     def _work(self, task: Task, jobs: Sequence[Job], steps: int) -> Work:
-        numerics = Numerics(bf16=self.precision == "bf16", kernels=self.uses_kernels, captured=self.captures_graphs)
+        numerics = Numerics(
+            bf16=self.precision == "bf16",
+            kernels=self.uses_kernels,
+            captured=self.captures_graphs,
+            general=self.compile != "never",
+        )
         return Work(self.model, self.data.dataset, task, jobs, steps, numerics)
 
 

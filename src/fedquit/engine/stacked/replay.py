@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import BuiltinFunctionType, MethodDescriptorType
@@ -22,10 +22,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fedquit.core import Params, Sent
 from fedquit.engine.stacked.eager import run_eagerly
+from fedquit.engine.stacked.flat import computed, flattened
 from fedquit.engine.stacked.schedule import Job
-from fedquit.engine.stacked.work import GradientFunction, Gradients, Work
+from fedquit.engine.stacked.work import GradientFunction, StepResult, StepTensors, Work
 
 log = logging.getLogger(__name__)
 _aten = torch.ops.aten
@@ -63,37 +63,25 @@ class TracedSteps:
 
     by_shape: dict[tuple[int, ...], TracedStep] = field(default_factory=dict)
 
-    def gradients(
-        self,
-        gradients_of: GradientFunction,
-        shared: Sent,
-        share: Tensor,
-        params: Params,
-        copies: Params,
-        per_client: Sent,
-        batch: Sequence[Tensor],
-    ) -> tuple[Tensor, Gradients]:
+    def gradients(self, gradients_of: GradientFunction, step: StepTensors) -> StepResult:
         """Compute losses and gradients, by the traced step where there is one.
 
         Args:
-            gradients_of: What is traced, with the arguments that follow.
-            shared: What all clients were sent.
-            share: The weight of each example in its client's loss, (width, B).
-            params: Leaves (width, *shape).
-            copies: None are traced: there are none in float32.
-            per_client: What each client was sent, (width, *shape).
-            batch: The fields of a `Batch`, each (width, B, ...).
+            gradients_of: What is traced.
+            step: What it is given. There are no copies in bfloat16 on a CPU, and networks that drop or keep statistics
+                are not traced.
         """
-        step = self.by_shape.setdefault(tuple(share.shape), TracedStep())
-        step.taken += 1
-        inputs = [share, *batch, *params.values(), *_tensors(shared), *_tensors(per_client)]
-        if step.traced is None and step.taken > STEPS_BEFORE_TRACING and not step.untraceable:
-            self._trace(step, partial(_flattened, gradients_of, shared, params, per_client, len(batch)), inputs)
-        if step.traced is None:
-            return gradients_of(shared, share, params, copies, per_client, batch)
+        if step.keys is not None:
+            return gradients_of(step)
+        shape = self.by_shape.setdefault(tuple(step.share.shape), TracedStep())
+        shape.taken += 1
+        if shape.traced is None and shape.taken > STEPS_BEFORE_TRACING and not shape.untraceable:
+            self._trace(shape, partial(computed, gradients_of, step), flattened(step))
+        if shape.traced is None:
+            return gradients_of(step)
         with torch.no_grad():
-            loss, *gradients = step.traced(*inputs)
-        return loss, gradients
+            loss, *gradients = shape.traced(*flattened(step))
+        return StepResult(loss, gradients, {})
 
     def _trace(self, step: TracedStep, function: Callable[..., list[Tensor | None]], inputs: Sequence[Tensor]) -> None:
         from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
@@ -103,23 +91,6 @@ class TracedSteps:
         except Exception as error:  # whatever a network does that cannot be traced, it goes on eagerly
             log.debug("a step is not replayed: %s", error)
             step.untraceable = True
-
-
-def _flattened(
-    gradients_of: GradientFunction, shared: Sent, params: Params, per_client: Sent, batch: int, *inputs: Tensor
-) -> list[Tensor | None]:
-    """Compute losses and gradients from one flat list of tensors, with the names of the structured arguments."""
-    share, *rest = inputs
-    others = iter(rest[batch:])
-    leaves = {n: next(others).detach().requires_grad_() for n in params}
-    shared = {name: {n: next(others) for n in part} for name, part in shared.items()}
-    per_client = {name: {n: next(others) for n in part} for name, part in per_client.items()}
-    loss, gradients = gradients_of(shared, share, leaves, {}, per_client, rest[:batch])
-    return [loss.detach(), *gradients]
-
-
-def _tensors(sent: Mapping[str, Params]) -> list[Tensor]:
-    return [p for params in sent.values() for p in params.values()]
 
 
 def _simplified(traced: GraphModule, inputs: Sequence[Tensor]) -> Traced:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,10 +27,11 @@ from fedquit.data.federated import Dataset
 from fedquit.engine.api import LocalResult
 from fedquit.engine.cuda.gradient_buffer import GradientBuffer
 from fedquit.engine.evaluation_model import Bfloat16Model
-from fedquit.engine.optim import OPTIMIZERS, Signal, clipped
+from fedquit.engine.optim import OPTIMIZERS, Adam, Signal, clipped
 from fedquit.engine.stacked.cpu_ops import CpuOps
 from fedquit.engine.stacked.inputs import Inputs
 from fedquit.engine.stacked.layout import Layout
+from fedquit.engine.stacked.products import ProductOps
 from fedquit.engine.stacked.schedule import Job, Schedule
 from fedquit.engine.stacked.sent import SentParams, stacked
 from fedquit.engine.stacked.training_state import TrainingState
@@ -46,11 +47,21 @@ class Numerics:
         bf16: Networks compute in bfloat16, on copies of parameters that stay in their own precision.
         kernels: Convolutions, GroupNorm and SGD go to the Triton kernels.
         captured: Steps are captured as CUDA graphs: they read everything that changes from fixed addresses.
+        general: What `engine.compile` asks for is taken: linear layers on rows, Adam's kernel, and the kernels also for
+            convolutions with a bias and for clipped SGD.
+        compiled: A compiler gets the network as products and elementwise operations, without kernels of our own.
     """
 
     bf16: bool = False
     kernels: bool = False
     captured: bool = False
+    general: bool = False
+    compiled: bool = False
+
+    @property
+    def network_kernels(self) -> bool:
+        """Whether the network's operations go to the Triton kernels."""
+        return self.kernels and not self.compiled
 
     @property
     def cpu_ops(self) -> bool:
@@ -79,9 +90,50 @@ class Clock(Protocol):
 
 
 Gradients = Sequence[Tensor | None]
-# From shared parameters, the examples' weights, parameters, their copies in bfloat16, the clients' own sent parameters
-# and the tensors of the batch to each client's loss (width,) and the gradients of copies and parameters.
-GradientFunction = Callable[[Sent, Tensor, Params, Params, Sent, Sequence[Tensor]], tuple[Tensor, Gradients]]
+
+
+class StepTensors(NamedTuple):
+    """All tensors that losses and gradients of a step are computed from.
+
+    Attributes:
+        shared: What all clients were sent.
+        shared_low: The same in bfloat16, or nothing.
+        share: The weight of each example in its client's loss, (width, B).
+        params: Leaves (width, *shape).
+        copies: The same in bfloat16, or nothing.
+        per_client: What each client was sent, (width, *shape).
+        batch: The fields of a `Batch`, each (width, B, ...).
+        statistics: Running statistics of each client, (width, *shape); nothing for most networks.
+        keys: Of the random numbers inside a network, (width,); None for most networks.
+    """
+
+    shared: Sent
+    shared_low: Sent
+    share: Tensor
+    params: Params
+    copies: Params
+    per_client: Sent
+    batch: tuple[Tensor, ...]
+    statistics: Params
+    keys: Tensor | None
+
+
+class StepResult(NamedTuple):
+    """What a step computes.
+
+    Attributes:
+        loss: Each client's, (width,).
+        gradients: Of the copies and then of the parameters: None where a leaf is not used, or where kernels have
+            written its gradient into the gradient buffer.
+        statistics: After the step, (width, *shape).
+    """
+
+    loss: Tensor
+    gradients: Gradients
+    statistics: Params
+
+
+GradientFunction = Callable[[StepTensors], StepResult]
 
 
 class ClientRows:
@@ -181,98 +233,61 @@ class Work:
         if self.training_state is not None:
             self.training_state.load(jobs)
 
-    def step(self, width: int, clock: Clock, gradients_of: GradientFunction) -> None:
+    def step(self, width: int, clock: Clock, gradients_of: GradientFunction, computed: int = 0) -> None:
         """Take the first clients one step on.
 
         Args:
             width: How many clients.
             clock: Which step it is.
             gradients_of: `self.gradients`, or something that computes the same faster.
+            computed: For how many clients losses and gradients are computed, those that have no such step among them;
+                0 for `width`. A compiled step is compiled for one number of clients.
         """
         self.gradient_buffer.begin_step()
-        plan = self.inputs.schedule.at_step(clock.index, width, clock.batch_size)
-        params = self.clients.leaves(width)
-        copies = self.clients.low_leaves(width)
-        per_client = self.sent.of_clients(width)
-        x = self.inputs.x(plan, clock.index)
-        batch = x, self.inputs.dataset.y[plan.at], plan.u, plan.fixed, plan.forget
-        if self.training_state is not None:
-            gradients_of = partial(self._stateful_gradients, self.training_state, clock.index)
+        tensors = self.tensors(computed or width, clock)
         try:
-            loss, gradients = gradients_of(self.sent.shared, plan.share, params, copies, per_client, batch)
+            result = gradients_of(tensors)
         finally:  # also where memory ran out: a capture has to end on the stream it began on
             self.gradient_buffer.synchronise()
         with torch.no_grad():
-            self.losses[:width] += loss.detach()
-            self._update(width, gradients, per_client, clock)
+            self.losses[:width] += result.loss.detach()[:width]
+            if self.training_state is not None:  # in place, so after the backward pass, which may read them
+                self.training_state.update({n: s[:width] for n, s in result.statistics.items()}, width)
+            gradients = [g if g is None else g[:width] for g in result.gradients]
+            self._update(width, gradients, self.sent.of_clients(width), clock)
 
-    def gradients(
-        self,
-        shared: Sent,
-        share: Tensor,
-        params: Params,
-        copies: Params,
-        per_client: Sent,
-        batch: Sequence[Tensor],
-    ) -> tuple[Tensor, Gradients]:
-        """Compute losses and gradients.
+    def tensors(self, width: int, clock: Clock) -> StepTensors:
+        """Return what the losses and gradients of the first clients are computed from."""
+        plan = self.inputs.schedule.at_step(clock.index, width, clock.batch_size)
+        state = self.training_state
+        return StepTensors(
+            shared=self.sent.shared,
+            shared_low=self.sent.shared_low,
+            share=plan.share,
+            params=self.clients.leaves(width),
+            copies=self.clients.low_leaves(width),
+            per_client=self.sent.of_clients(width),
+            batch=(self.inputs.x(plan, clock.index), self.inputs.dataset.y[plan.at], plan.u, plan.fixed, plan.forget),
+            statistics={} if state is None else state.of_clients(width),
+            keys=None if state is None else state.keys(width, clock.index),
+        )
 
-        Args:
-            shared: What all clients were sent.
-            share: The weight of each example in its client's loss, (width, B).
-            params: Leaves (width, *shape).
-            copies: The same in bfloat16, or nothing.
-            per_client: What each client was sent, (width, *shape).
-            batch: The fields of a `Batch`, each (width, B, ...).
-
-        Returns:
-            Each client's loss, (width,), and the gradients of the copies and then of the parameters: None where a
-            leaf is not used, or where kernels have written its gradient into the gradient buffer.
-        """
-        losses = vmap(partial(self._loss, shared))(params, copies, per_client, *batch)  # (width, B)
-        loss = (losses * share.to(losses.dtype)).sum(1)  # (width,)
-        leaves = [*copies.values(), *params.values()]
-        return loss, torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
-
-    def _stateful_gradients(
-        self,
-        state: TrainingState,
-        step: int | Tensor,
-        shared: Sent,
-        share: Tensor,
-        params: Params,
-        copies: Params,
-        per_client: Sent,
-        batch: Sequence[Tensor],
-    ) -> tuple[Tensor, Gradients]:
-        """Compute losses and gradients, as `gradients`, of a network with dropout or BatchNorm.
-
-        Args:
-            state: Seeds and running statistics of the clients; the latter are taken one step on.
-            step: The step's place in the schedule, from 0; as a tensor, (1,).
-            shared: See `gradients`, as for those that follow.
-            share: (width, B).
-            params: Leaves (width, *shape).
-            copies: The same in bfloat16, or nothing.
-            per_client: (width, *shape).
-            batch: Each (width, B, ...).
-        """
-        width = len(share)
-        before = state.of_clients(width)
-        function = vmap(partial(self._stateful_loss, state.form, shared))
-        inputs = params, copies, per_client, before, state.keys(width, step), share, *batch
-        losses, after = function(*inputs)  # (width, B), and statistics (width, *shape)
-        loss = (losses * share.to(losses.dtype)).sum(1)  # (width,)
-        leaves = [*copies.values(), *params.values()]
-        gradients = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
-        with torch.no_grad():
-            state.update(after, width)  # in place, so after the backward pass, which may read them
-        return loss, gradients
+    def gradients(self, step: StepTensors) -> StepResult:
+        """Compute losses and gradients."""
+        after: Params = {}
+        clients = step.params, step.copies, step.per_client
+        if step.keys is None:
+            losses = vmap(partial(self._loss, step))(*clients, *step.batch)  # (width, B)
+        else:
+            stateful = step.statistics, step.keys, step.share
+            losses, after = vmap(partial(self._stateful_loss, step))(*clients, *stateful, *step.batch)
+        loss = (losses * step.share.to(losses.dtype)).sum(1)  # (width,)
+        leaves = [*step.copies.values(), *step.params.values()]
+        return StepResult(loss, torch.autograd.grad(loss.sum(), leaves, allow_unused=True), after)
 
     def _stateful_loss(
         self,
-        form: Model | None,
-        shared: Sent,
+        whole_step: StepTensors,
         params: Params,
         copies: Params,
         per_client: Sent,
@@ -281,31 +296,46 @@ class Work:
         share: Tensor,
         *batch: Tensor,
     ) -> tuple[Tensor, Params]:
-        """Return the loss of each example of one client, (B,), and its statistics after the step, inside `vmap`."""
-        step = None if form is None else TrainingModel(self.model, form, key, share)
+        """As `_loss`, of a network with dropout or BatchNorm; returns also its statistics after the step."""
+        assert self.training_state is not None
+        form = self.training_state.form
+        constant = self.numerics.compiled
+        step = None if form is None else TrainingModel(self.model, form, key, share, constant_places=constant)
         model = self.model if step is None else step
         whole = {**params, **statistics}
         if self.numerics.bf16:
-            shared_copies = ((self.sent.shared[name], low) for name, low in self.sent.shared_low.items())
             # In training the batch's statistics are computed and recorded in their own precision; in evaluation torch
             # wants all tensors of a BatchNorm alike.
             low = statistics if step else {n: s.to(torch.bfloat16) for n, s in statistics.items()}
-            known = [(whole, {**copies, **low}), *shared_copies]
-            model = Bfloat16Model(model, known, self.numerics.kernels, self.gradient_buffer)
-        with CpuOps() if self.numerics.cpu_ops else contextlib.nullcontext():
-            losses = self.task.loss(model, whole, {**shared, **per_client}, Batch(*batch))
+            model = self._in_bfloat16(model, whole, {**copies, **low}, whole_step)
+        with self._operations():
+            losses = self.task.loss(model, whole, {**whole_step.shared, **per_client}, Batch(*batch))
         after = {} if step is None else step.statistics
         return losses, {n: after.get(n, s) for n, s in statistics.items()}
 
-    def _loss(self, shared: Sent, params: Params, copies: Params, per_client: Sent, *batch: Tensor) -> Tensor:
+    def _loss(
+        self, whole_step: StepTensors, params: Params, copies: Params, per_client: Sent, *batch: Tensor
+    ) -> Tensor:
         """Return the loss of each example of one client, (B,), inside `vmap`."""
         model = self.model
         if self.numerics.bf16:
-            shared_copies = ((self.sent.shared[name], low) for name, low in self.sent.shared_low.items())
-            known = [(params, copies), *shared_copies]
-            model = Bfloat16Model(self.model, known, self.numerics.kernels, self.gradient_buffer)
-        with CpuOps() if self.numerics.cpu_ops else contextlib.nullcontext():
-            return self.task.loss(model, params, {**shared, **per_client}, Batch(*batch))
+            model = self._in_bfloat16(model, params, copies, whole_step)
+        with self._operations():
+            return self.task.loss(model, params, {**whole_step.shared, **per_client}, Batch(*batch))
+
+    def _in_bfloat16(self, model: Model, params: Params, copies: Params, step: StepTensors) -> Bfloat16Model:
+        shared = ((step.shared[name], low) for name, low in step.shared_low.items())
+        known = [(params, copies), *shared]
+        kernels, biases = self.numerics.network_kernels, self.numerics.general
+        return Bfloat16Model(model, known, kernels, self.gradient_buffer, kernel_biases=biases)
+
+    def _operations(self) -> contextlib.AbstractContextManager[object]:
+        """Return the mode that replaces operations of torch which `vmap` would make slow."""
+        if self.numerics.cpu_ops:
+            return CpuOps()
+        if not self.numerics.general:
+            return contextlib.nullcontext()
+        return ProductOps(convolutions=self.numerics.compiled)
 
     def _update(self, width: int, gradients: Gradients, per_client: Sent, clock: Clock) -> None:
         """Take the optimizer's step on the first rows."""
@@ -313,12 +343,8 @@ class Work:
         gradient = self._gradient_rows(width, gradients)
         if self.task.local.clip or self.task.local.clip_tensor:
             gradient = self._clipped(gradient.to(rows.dtype))
-        elif self._has_sgd_kernel():
-            from fedquit.engine.cuda.triton_sgd import sgd_
-
-            assert self.clients.low is not None
-            assert clock.lr is not None
-            sgd_(rows, self.clients.low[:width], gradient, clock.lr, self.task.local.weight_decay)
+        if self._has_update_kernel():
+            self._update_by_kernel(width, gradient, clock)
             return
         signal = Signal(clock.number, {"": gradient.to(rows.dtype)}, lr=clock.lr)
         slots = {name: {"": slot[:width]} for name, slot in self.clients.slots.items()}
@@ -334,10 +360,38 @@ class Work:
     def _has_plain_step(self) -> bool:
         return type(self.task).after_step is Task.after_step
 
-    def _has_sgd_kernel(self) -> bool:
+    def _has_update_kernel(self) -> bool:
         local = self.task.local
-        plain_sgd = local.optimizer == "sgd" and not local.momentum and self._has_plain_step()
-        return plain_sgd and self.numerics.kernels and self.numerics.bf16
+        clips = bool(local.clip or local.clip_tensor)
+        covered = local.optimizer == "sgd" and not local.momentum and not clips
+        if self.numerics.general:
+            covered = isinstance(self.optimizer, Adam) or (local.optimizer == "sgd" and not local.momentum)
+        return covered and self._has_plain_step() and self.numerics.kernels and self.numerics.bf16
+
+    def _update_by_kernel(self, width: int, gradient: Tensor, clock: Clock) -> None:
+        """Take the step of SGD without momentum, or of Adam, in one pass over the rows."""
+        local = self.task.local
+        rows = self.clients.rows[:width]
+        assert self.clients.low is not None
+        assert clock.lr is not None
+        low = self.clients.low[:width]
+        if not isinstance(self.optimizer, Adam):
+            from fedquit.engine.cuda.triton_sgd import sgd_
+
+            sgd_(rows, low, gradient, clock.lr, local.weight_decay)
+            return
+        from fedquit.engine.cuda.triton_adam import AdamRates, adam_
+
+        adam = self.optimizer
+        decay = 1 - clock.lr * (local.weight_decay if adam.decoupled else 0.0)
+        c1, c2 = (torch.as_tensor(1 - beta**clock.number) for beta in (adam.beta1, adam.beta2))
+        adam_(
+            *(rows, low, (self.clients.slots["m"][:width], self.clients.slots["v"][:width]), gradient),
+            AdamRates(clock.lr, decay, c1, c2),
+            l2=0.0 if adam.decoupled else local.weight_decay,
+            betas=(adam.beta1, adam.beta2),
+            eps=adam.eps,
+        )
 
     def _clipped(self, gradient: Tensor) -> Tensor:
         """Clip each client's gradient, (width, row_size)."""

@@ -58,6 +58,14 @@ def key_from_pem(content: bytes, path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def load_certificate(folder: Path) -> x509.Certificate:
+    """The certificate of the authority whose files are there; its key may be out of reach."""
+    try:
+        return x509.load_pem_x509_certificate(read_private(folder / "ca.crt", RESTORE))
+    except ValueError as error:
+        raise StoreError(f"{folder / 'ca.crt'} holds no certificate: {RESTORE}") from error
+
+
 @dataclass(frozen=True)
 class Authority:
     """An authority: its certificate, which everybody has, and its key, which stays with the operator."""
@@ -86,10 +94,7 @@ class Authority:
     @classmethod
     def load(cls, folder: Path) -> Authority:
         """The authority whose files `save` wrote."""
-        try:
-            certificate = x509.load_pem_x509_certificate(read_private(folder / "ca.crt", RESTORE))
-        except ValueError as error:
-            raise StoreError(f"{folder / 'ca.crt'} holds no certificate: {RESTORE}") from error
+        certificate = load_certificate(folder)
         return cls(certificate, key_from_pem(read_private(folder / "ca.key", RESTORE), folder / "ca.key"))
 
     def save(self, folder: Path) -> None:

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed.apps import make_release_key, read_trust_file, trust_file
-from fedquit.flower.closed.authority import Authority, certificate_fingerprint, certificate_to_pem
+from fedquit.flower.closed.authority import Authority, certificate_fingerprint, certificate_to_pem, load_certificate
 from fedquit.flower.closed.bundle import Bundle
 from fedquit.flower.closed.private_files import close_files, make_private_folder, read_private, write_private
 from fedquit.flower.closed.requests import SiteRequest, read_request
@@ -182,6 +182,11 @@ class Project:
     def settings(self) -> Settings:
         """What `server.toml` says now."""
         return Settings.read(self.folder / SETTINGS)
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the authority's certificate, by which state directories know their project."""
+        return certificate_fingerprint(load_certificate(self.folder).public_bytes(Encoding.DER))
 
     @property
     def sites(self) -> dict[str, Site]:

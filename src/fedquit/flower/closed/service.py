@@ -33,9 +33,8 @@ from fedquit.flower.closed.seen import read_seen
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.sites import FILE, Site
 from fedquit.flower.deploy.commands import Node, Value, on_free_port, superlink_command, supernode_command
-from fedquit.flower.deploy.control import AlreadyRegistered, Connection, Control
+from fedquit.flower.deploy.control import AlreadyRegistered, Connection, Control, UnknownNode
 from fedquit.flower.deploy.environment import LOOPBACK, environment, free_ports, program
-from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import Tls
 from fedquit.flower.deploy.processes import FOR_EVER, ProcessGroup, Say, SupervisedProcess
 from fedquit.flower.deploy.standing import Standing, keep_open
@@ -162,6 +161,8 @@ def open_federation(
         patience: seconds for the SuperLink to answer.
         say: takes one sentence for the operator.
     """
+    from fedquit.flower.closed.binding import bind  # it needs PyTorch, which a site's node does without
+
     project = Project(project.folder.resolve())  # processes start in other folders
     state = make_private_folder(state.resolve())
     make_private_folder(project.server)
@@ -170,6 +171,7 @@ def open_federation(
         only_one(project.server / "lock", f"another `fedquit flower serve` runs {project.folder}: stop it first."),
         only_one(state / STATE_LOCK, f"another project is served on {state}: stop it, or give another --state."),
     ):
+        bind(project, state)
         if app is not None:
             write_private_json(project.server / SERVED, {"app": str(app.resolve()), "state": str(state)})
         with processes(project, state, app_user, patience, say) as federation:
@@ -372,13 +374,14 @@ class Registrar:
 
     def _is_forgotten(self, site: Site) -> bool:
         """Whether the server has erased a site, as its list of clients says."""
-        from fedquit.flower.roster import FORGOTTEN, Roster
+        from fedquit.flower.roster import FORGOTTEN, read_members
 
         try:
-            member = Roster(self.state).by_key(f"key:{site.fingerprints[0]}")
+            members = read_members(self.state)
         except FedquitError:  # damaged: the server says so
             return False
-        return member is not None and member.standing == FORGOTTEN
+        key = f"key:{site.fingerprints[0]}"
+        return any(member.key == key and member.standing == FORGOTTEN for member in members)
 
     def forget_unknown_nodes(self) -> None:
         """Register again what the SuperLink does not know, for example because its database was replaced."""
@@ -435,7 +438,7 @@ class Registrar:
 
     def _unregister(self, connection: Connection, site: Site, node: int | None) -> None:
         if node is not None:
-            with contextlib.suppress(DeploymentError):  # the SuperLink may have forgotten it already
+            with contextlib.suppress(UnknownNode):  # forgotten already; whatever else fails is tried again
                 connection.unregister(node)
         self.say(f"node {node} of {site.name} is unregistered.")
 

@@ -2,8 +2,10 @@
 """Takes a deployment from before the closed federation over: each node key that it knows becomes a site.
 
 The state directory stays where it is and stays whole. A copy of it would keep a model that later erasures do not
-reach. Two things are written: the sites in the project, then the word `closed` in the ledger, after which nobody
-serves the state directory without a list of sites. A takeover that was killed in between is done again.
+reach. Four things are written, in this order: in the ledger which project it belongs to; the sites, in the project; in
+the list of clients from which number of examples those that erase samples do so; and in the ledger the word `closed`,
+after which nobody serves the state directory without a list of sites. A takeover that was killed in between is done
+again, by the same project.
 """
 
 from __future__ import annotations
@@ -25,12 +27,23 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from fedquit.core import ClientId
 from fedquit.errors import InputError, StoreError
+from fedquit.flower.closed.binding import GO_BACK, require_own_ledger
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.sites import Site, Sites, change_sites, check_name
+from fedquit.flower.config import CLOSED_FLOOR
 from fedquit.flower.identity import fingerprint
-from fedquit.flower.ledger import close_ledger, is_closed, read_phase
+from fedquit.flower.ledger import (
+    bind_ledger,
+    clients_of,
+    close_ledger,
+    is_closed,
+    read_entries,
+    read_phase,
+    require_listed,
+)
+from fedquit.flower.outbox import Inbox
 from fedquit.flower.roster import FILE as CLIENTS
-from fedquit.flower.roster import Member, read_members
+from fedquit.flower.roster import Member, Roster, read_members
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER
 from fedquit.flower.state_folder import StateFolder
 from fedquit.flower.twice import RESTORE_STATE, kept
@@ -38,6 +51,7 @@ from fedquit.running.store import locked
 
 TAKEN_OVER = "taken over"
 STATE_SETTING = "fedquit.state"
+FLOOR_SETTING = "fedquit.floor"
 UNREGISTERED = "unregistered"  # in Flower's database: the operator has removed the node
 
 
@@ -64,6 +78,35 @@ class Takeover:
     forgotten: tuple[Member, ...] = ()  # who were forgotten before and have no site, because their key is not known
     never_here: tuple[str, ...] = ()  # keys that were registered and never took part, by name
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the last run, where it is known
+    staying: int = CLOSED_FLOOR  # sites that take part once the requests that wait are served
+
+    @property
+    def floor(self) -> int:
+        """With which the last settings would serve it: a closed federation has one of its own."""
+        floor = self.settings.get(FLOOR_SETTING, 0)
+        return floor if isinstance(floor, int) and floor > 0 else CLOSED_FLOOR
+
+    @property
+    def settings_to_serve(self) -> Mapping[str, Any]:
+        """Those of the last run; with a lower floor where none was set, or a request that waits drops the model."""
+        chosen = self.settings.get(FLOOR_SETTING)
+        if chosen or not 0 < self.staying < self.floor:
+            return self.settings
+        return {**self.settings, FLOOR_SETTING: self.staying}
+
+    @property
+    def warning(self) -> str:
+        """What the operator must know of the floor; "" where enough sites stay."""
+        if self.staying >= self.floor:
+            return ""
+        begin = f"warning: {self.staying} of the sites stay once the requests that wait are served, and the floor is "
+        end = "training pauses, and a request to be forgotten drops the model with all that it has learned"
+        if self.staying == 0:
+            return f"{begin}{self.floor}: {end}. Enrol more sites before you serve it."
+        setting = f"{FLOOR_SETTING}={self.staying}"
+        if self.settings_to_serve is self.settings:
+            return f"{begin}{self.floor}, as it was set: {end}, unless you set {setting} or enrol more sites first."
+        return f"{begin}{self.floor} in a closed federation: without {setting} {end}."
 
 
 def take_over(
@@ -84,35 +127,44 @@ def take_over(
         InputError: if somebody cannot become a site.
         StoreError: if the state directory is not whole, or somebody serves it.
     """
-    forgotten = require_whole(state)
+    read_phase(state)  # or there is no state directory, and the lock would make one
     with locked(state), locked(state / FOLDER):  # the second is held between two runs, too
+        forgotten = require_whole(state)
+        require_own_ledger(project, state)
         members = read_members(state)
-        known = [*_registered(state), *(_read_key(name, path) for name, path in (keys or {}).items())]
-        by_identity = {key.identity: key for key in known}
+        given = [_read_key(name, path) for name, path in (keys or {}).items()]
+        by_identity = {key.identity: key for key in [*given, *_registered(state)]}  # it knows who was removed
         missing = [member for member in members if not _has_site(project.sites, member)]
         lost = tuple(m for m in missing if m.number in forgotten and m.key not in by_identity)
         missing = [member for member in missing if member not in lost]
         if missing and is_closed(state):
             raise StoreError(
-                f"{state} is of a closed federation, and {missing[0].title} is no site of this project: serve it with "
-                "the project that it belongs to."
+                f"{state} is of a closed federation, and {missing[0].title} is no site of this project: {GO_BACK}."
             )
         _require_keys(missing, by_identity)
         new = _new_sites(missing, by_identity, names or {})
+        _require_unused_names(project.sites, list(new.values()))
+        bind_ledger(state, project.fingerprint)
         if new:
             change_sites(project.folder, lambda sites: _add(sites, list(new.values())))
+        if not is_closed(state):
+            _agree_examples(state, project.sites)
         close_ledger(state)
         return Takeover(
             sites=tuple(new.values()),
             members={site.name: member for member, site in new.items()},
             forgotten=lost,
-            never_here=_never_here(known, members, project.sites),
+            never_here=_never_here(list(by_identity.values()), members, project.sites),
             settings=_last_settings(state),
+            staying=_staying(project.sites, members, forgotten | _leaving(state, members)),
         )
 
 
 def require_whole(state: Path) -> frozenset[ClientId]:
-    """Who was forgotten; raises `StoreError` for a state directory that was copied in part, or that is none."""
+    """Who was forgotten; raises `StoreError` for a state directory that was copied in part, or that is none.
+
+    A checkpoint that has only its copy is written anew, so nobody else may use the state directory.
+    """
     phase, forgotten = read_phase(state)
     folder = StateFolder(state)
     missing = ""
@@ -124,7 +176,28 @@ def require_whole(state: Path) -> frozenset[ClientId]:
         missing = "before.safetensors, which the request at hand needs"
     if missing:
         raise StoreError(f"{state} has no {missing}, as a folder that was copied in part: {RESTORE_STATE}.")
+    listed = {member.number for member in read_members(state)}
+    require_listed(state, clients_of(read_entries(state), forgotten), listed)
     return forgotten
+
+
+def _leaving(state: Path, members: Sequence[Member]) -> frozenset[ClientId]:
+    """The clients whose request to be forgotten waits or is being served, in the ledger or as the operator's file."""
+    filed = list(Inbox(state).waiting())
+    taken_back = {request.withdraws for request in filed}
+    numbers = {member.key: member.number for member in members}
+    leaving = {numbers[request.client] for request in filed if request.client in numbers}
+    for entry in read_entries(state):
+        is_taken_back = entry.status == "received" and entry.id in taken_back
+        if entry.open and entry.kind == "client" and not is_taken_back:
+            leaving.add(entry.client)
+    return frozenset(leaving)
+
+
+def _staying(sites: Sites, members: Sequence[Member], gone: frozenset[ClientId]) -> int:
+    """How many sites are neither revoked nor one of the clients that are gone."""
+    keys = {member.key for member in members if member.number in gone}
+    return sum(site.revoked is None and f"key:{site.fingerprints[0]}" not in keys for site in sites.values())
 
 
 def _registered(state: Path) -> list[Key]:
@@ -167,6 +240,14 @@ def _read_key(name: str, path: Path) -> Key:
 
 def _has_site(sites: Sites, member: Member) -> bool:
     return any(f"key:{site.fingerprints[0]}" == member.key for site in sites.values())
+
+
+def _agree_examples(state: Path, sites: Sites) -> None:
+    """Let the numbers of examples that sites have now be those from which clients erase samples."""
+    by_key = {f"key:{site.fingerprints[0]}": site.examples for site in sites.values()}
+    erasing = [m for m in read_members(state) if m.key in by_key and (m.before_erasure or m.erased_samples)]
+    if erasing:
+        Roster(state).agree_examples({member.number: by_key[member.key] for member in erasing})
 
 
 def _never_here(keys: Sequence[Key], members: Sequence[Member], sites: Sites) -> tuple[str, ...]:
@@ -223,8 +304,12 @@ def _site(name: str, member: Member, key: Key, now: float) -> Site:
     )
 
 
-def _add(sites: dict[str, Site], new: Sequence[Site]) -> None:
+def _require_unused_names(sites: Sites, new: Sequence[Site]) -> None:
     for site in new:
         if site.name in sites:
             raise InputError(f"the project has another site {site.name}: give --name with another name for the client.")
-        sites[site.name] = site
+
+
+def _add(sites: dict[str, Site], new: Sequence[Site]) -> None:
+    _require_unused_names(sites, new)
+    sites |= {site.name: site for site in new}

@@ -190,6 +190,10 @@ class AlreadyRegistered(DeploymentError):
     """The SuperLink knows a node key already, or knew it: a key that was unregistered is never taken again."""
 
 
+class UnknownNode(DeploymentError):
+    """The SuperLink has no node with this id."""
+
+
 @dataclass(frozen=True)
 class Connection:
     """Calls of a SuperLink's control API over one connection, with Flower's own messages."""
@@ -205,7 +209,12 @@ class Connection:
         return int(RegisterNodeResponse.FromString(answer).node_id)
 
     def unregister(self, node: int) -> None:
-        """Remove a node; its key is never taken again."""
+        """Remove a node; its key is never taken again.
+
+        Raises:
+            UnknownNode: if the SuperLink has none with this id.
+            DeploymentError: if it does not answer, or refuses for another reason.
+        """
         from flwr.proto.control_pb2 import UnregisterNodeRequest
 
         self._post("unregister-node", UnregisterNodeRequest(node_id=node))
@@ -227,7 +236,7 @@ class Connection:
             raise DeploymentError(f"the SuperLink at {self.address} does not answer to {call}: {error}") from error
         if response.status != http.client.OK:
             reason = " ".join(answer.decode(errors="replace").split())[:MAX_REASON]
-            kind = AlreadyRegistered if "already" in reason.lower() else DeploymentError
+            kind = _kind_of_refusal(response.status, reason.lower())
             raise kind(f"the SuperLink at {self.address} refuses {call}: {reason or response.reason}")
         return answer
 
@@ -242,3 +251,9 @@ def _last_json(text: str) -> dict[str, Any]:
         if isinstance(content, dict):
             return content
     return {}
+
+
+def _kind_of_refusal(status: int, reason: str) -> type[DeploymentError]:
+    if status == http.client.NOT_FOUND and "node" in reason:
+        return UnknownNode
+    return AlreadyRegistered if "already" in reason else DeploymentError

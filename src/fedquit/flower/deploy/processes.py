@@ -46,6 +46,53 @@ class Backoff:
 FOR_EVER = Backoff(first=2.0, factor=1.5, longest=60.0, attempts=10**9)  # of what must run whatever happens
 
 
+class LogWriter:
+    """A process that writes what comes through a pipe to a log, and is started again if it is killed.
+
+    This side keeps the reading end of the pipe open: whoever prints does not notice, and what is in the pipe waits.
+
+    Args:
+        log: the file.
+        reading: the end of the pipe, which this object closes when all who could write have ended.
+        say: takes one sentence for the operator.
+    """
+
+    def __init__(self, log: Path, reading: int, say: Say) -> None:
+        self._log = log
+        self._reading = reading
+        self._say = say
+        self._process = self._start()
+        self._thread = threading.Thread(target=self._supervise, name=f"supervisor of {log.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that writes."""
+        return self._process.pid
+
+    def wait(self, seconds: float) -> None:
+        """Wait until everything is written, so many seconds at most."""
+        self._thread.join(seconds)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """It has no mark, by which it would be ended before it has written everything."""
+        command = [sys.executable, "-I", "-S", rotating_log.__file__, str(self._log)]
+        env = {key: value for key, value in os.environ.items() if key != reaper.VARIABLE}
+        return subprocess.Popen(
+            command, env=env, stdin=self._reading, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def _supervise(self) -> None:
+        for pause in FOR_EVER:
+            if self._process.wait() == 0:
+                break
+            self._say(f"what writes {self._log} was killed and is started again; some of its last lines may be lost.")
+            time.sleep(pause)
+            with contextlib.suppress(OSError):  # no process can be started now: later
+                self._process = self._start()
+        os.close(self._reading)
+
+
 class ProcessGroup:
     """Ends all processes that were started in it. If this process is killed, a helper process does so (`reaper`)."""
 
@@ -54,7 +101,7 @@ class ProcessGroup:
         self._grace = grace  # seconds between SIGTERM and SIGKILL
         self._reaper: subprocess.Popen[str] | None = None
         self._groups: list[int] = []
-        self._log_writers: dict[Path, subprocess.Popen[bytes]] = {}  # the last one of each log
+        self._log_writers: dict[Path, LogWriter] = {}  # the last one of each log
         self._lock = threading.Lock()
 
     def __enter__(self) -> ProcessGroup:
@@ -77,7 +124,9 @@ class ProcessGroup:
             with self._reaper:  # closes the pipe and waits
                 self._notify_reaper(reaper.DONE)
 
-    def start(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str], say: Say = lambda _: None
+    ) -> subprocess.Popen[bytes]:
         """Start a process in a session of its own, so that Ctrl-C reaches only this process, which stops the others.
 
         Args:
@@ -85,13 +134,14 @@ class ProcessGroup:
             command: the program and its arguments.
             log: the file to which its output is appended, of bounded size (`rotating_log`).
             env: its environment variables.
+            say: takes one sentence for the operator, if the log's writer is killed.
 
         Returns:
             The process, which runs.
         """
         make_folder(log.parent, 0o700)
         marked_env = {**env, reaper.VARIABLE: self.mark_of(name)}
-        with self._log_writer(log) as writer:
+        with self._log_writer(log, say) as writer:
             process = subprocess.Popen(
                 command, env=marked_env, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, start_new_session=True
             )
@@ -101,23 +151,15 @@ class ProcessGroup:
         return process
 
     @contextlib.contextmanager
-    def _log_writer(self, log: Path) -> Iterator[int]:
-        """The end of a pipe for a process to print to; another process writes what comes to a log.
-
-        That one has no mark, by which it would be ended before it has written everything.
-        """
+    def _log_writer(self, log: Path, say: Say) -> Iterator[int]:
+        """The end of a pipe for a process to print to; another process writes what comes to a log."""
         reading, writing = os.pipe()
         try:
-            command = [sys.executable, "-I", "-S", rotating_log.__file__, str(log)]
-            env = {key: value for key, value in os.environ.items() if key != reaper.VARIABLE}
-            writer = subprocess.Popen(
-                command, env=env, stdin=reading, stdout=subprocess.DEVNULL, start_new_session=True
-            )
+            writer = LogWriter(log, reading, say)
             with self._lock:
                 self._log_writers[log] = writer
             yield writing
         finally:
-            os.close(reading)
             os.close(writing)
 
     def wait_for_log(self, log: Path) -> None:
@@ -125,8 +167,7 @@ class ProcessGroup:
         with self._lock:
             writer = self._log_writers.get(log)
         if writer is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # somebody without our mark still prints
-                writer.wait(LOG_PATIENCE)
+            writer.wait(LOG_PATIENCE)  # not longer: somebody without our mark may still print
 
     def mark_of(self, name: str) -> str:
         """The mark of one process and of all that it starts."""
@@ -239,7 +280,7 @@ class SupervisedProcess:
 
     def _start_process(self) -> None:
         self.starts += 1
-        self._process = self._group.start(self.name, self.command, self.log, self._env)
+        self._process = self._group.start(self.name, self.command, self.log, self._env, self._say)
 
     def _end_supervision(self) -> None:
         if self._thread:

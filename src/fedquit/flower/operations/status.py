@@ -25,6 +25,7 @@ from fedquit.flower.closed.sites import Site
 from fedquit.flower.config import needed_nodes
 from fedquit.flower.ledger import MODEL_WITHDRAWN
 from fedquit.flower.operations.observed import Disk, disks, listeners, lock_holder
+from fedquit.flower.outbox import Inbox
 from fedquit.flower.roster import read_irreplaceable
 from fedquit.flower.roster import read_seen as read_seen_clients
 from fedquit.flower.state_folder import PUBLISHED, SERVE_LOCK, SETTINGS
@@ -186,6 +187,8 @@ def status_of(source: Source, now: float | None = None) -> Status:
         members = tuple(_members(source, roster, set(ledger.get("erased", ())), now))
     with source.noting():
         requests = tuple(_requests(ledger, roster, settings))
+    with source.noting():
+        source.damaged.extend(Inbox(source.state).problems())
     phase = ledger.get("phase", {})
     done, progress = _progress(source, phase)
     training = phase.get("kind") == "train"

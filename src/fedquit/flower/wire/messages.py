@@ -72,6 +72,12 @@ class Question:
     serving: Serving = Serving()
     verdicts: Mapping[str, str] = field(default_factory=dict)  # outcomes by request id: "served", or why not
     received: Mapping[str, Receipt] = field(default_factory=dict)  # the server's receipts of open requests, by id
+    anew: int = 0  # the phase in which the model last began with its first parameters
+
+    @property
+    def oldest_layers(self) -> int:
+        """The place from which on a client's own layers belong to this model."""
+        return self.anew * PHASE_PLACES
 
     @property
     def client(self) -> ClientId:
@@ -148,6 +154,8 @@ def question_to_records(question: Question, packed: PackedParams | None = None) 
     }
     if question.received:
         body["received"] = receipts_to_body(question.received)
+    if question.anew:
+        body["anew"] = question.anew
     return RecordDict({ASK: ConfigRecord({BODY: json.dumps(body)}), **packed.records})
 
 
@@ -176,6 +184,7 @@ def question_from_records(content: RecordDict) -> Question:
             serving=build(Serving, body["serving"], "serving"),
             verdicts={str(request): str(verdict) for request, verdict in body["verdicts"].items()},
             received=receipts_from_body(body),
+            anew=int(body.get("anew", 0)),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidMessage(f"the question cannot be read ({error!r}): run the same version on both sides.") from error
