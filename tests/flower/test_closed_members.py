@@ -26,7 +26,13 @@ import pytest
 pytest.importorskip("cryptography")
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_ssh_public_key,
+)
 from typer.testing import CliRunner
 
 from fedquit.cli import app as fedquit
@@ -623,6 +629,20 @@ def registrar(project: Project, state: Path, say: Callable[[str], None]) -> serv
         make_private_folder(folder)
     nobody: Any = None  # nothing here is asked of a SuperLink
     return service.Registrar(project, state, nobody, project.server / "registered.json", None, say)
+
+
+def test_a_node_key_that_cannot_be_taken_over_is_answered_with_how_to_make_it_so(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    folder = SiteFolder(tmp_path / "site")
+    folder.folder.mkdir(mode=0o755)
+    locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    pkcs8 = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    for content in (locked, pkcs8, b"no key"):
+        with pytest.raises(InputError, match="ssh-keygen -p"):
+            folder.take_node_key(content)
+    folder.take_node_key(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    assert folder.folder.stat().st_mode & 0o777 == 0o700, "also where an empty folder was there"
+    folder.join()
 
 
 class SuperLink(http.server.BaseHTTPRequestHandler):

@@ -98,6 +98,7 @@ def test_a_question_arrives_as_it_was_sent(
 
 
 TASKS_ON_THE_WIRE = {
+    "fedquit.core.local_layers:BeginAnew",
     "fedquit.core.recalibration:Recalibrate",
     "fedquit.fedavg:Learn",
     "fedquit.methods.ascent:Climb",

@@ -123,15 +123,20 @@ class SiteFolder:
 
     def take_node_key(self, content: bytes) -> None:
         """Use a node key from before, as OpenSSH writes it; a key that is there already is never overwritten."""
-        key = _private_key(content, "the node key")
+        try:
+            key = _private_key(content, "the node key")
+        except StoreError as error:
+            raise InputError(
+                "the node key is no OpenSSH private key on the curve P-384 without a passphrase: give the one that the "
+                "node was registered with, or a copy of it changed by `ssh-keygen -p -N '' -f COPY`."
+            ) from error
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
         if self.node_key.private.exists():
             if _spki(self._load_node_key().public_key()) == _spki(key.public_key()):
                 return
             raise InputError(f"{self.folder} has another node key already: take another folder.")
-        if not self.folder.exists():
-            make_private_folder(self.folder)
         self._require_closed()
+        make_private_folder(self.folder)
         write_private(self.node_key.public, public)
         write_private(self.node_key.private, content)
 
