@@ -230,9 +230,9 @@ def test_show_lists_the_committed_models(capsys: pytest.CaptureFixture[str], mon
     lines = json.loads(capsys.readouterr().out)
     assert len(lines) == len(committed())
     retrains = {(line["bundle"], line["without"]) for line in lines if line["model"] == "Retrain"}
-    assert {("cifar100-lda0.1", str(client)) for client in range(7)} <= retrains
+    assert {("cifar100-lda0.1", str(client)) for client in range(10)} <= retrains
     assert all((line["auc_off"] is None) == (line["model"] == "Original") for line in lines)
-    assert 0 < max(line["auc_off"] or 0.0 for line in lines) < 2e-4
+    assert 0 < max(line["auc_off"] or 0.0 for line in lines) < 3e-4
     monkeypatch.setattr("sys.argv", ["fedquit", "references", "show", str(COMMITTED)])
     with pytest.raises(SystemExit):
         main()
