@@ -22,6 +22,7 @@ from fedquit.results.folders import open_folders
 from fedquit.results.path import at_round
 from fedquit.results.summary import group_by_method
 from fedquit.results.verdicts import leaving_sentence
+from fedquit.results.words import signed
 from fedquit.running.runner import run
 from fedquit.running.training_cache import Silent
 from fedquit.studies.comparison import compare
@@ -254,7 +255,9 @@ def test_natural_stands_beside_every_method_of_a_comparison(tmp_path: Path, caps
     assert "forget_acc_against_natural" in to_csv(results).splitlines()[0]
     beside = tables.control(group_by_method(results.runs, results.comparisons))
     assert beside is not None
-    assert f"fedquit: {leaving_sentence(verdict)}." in beside.note
+    (line,) = [line for line in beside.lines if line.head == "fedquit"]
+    said = line.cells[beside.heads.index("Against leaving") - 1]
+    assert (said.text, said.notes) == (verdict.word, (signed(verdict.difference),))
 
 
 def test_a_comparison_that_goes_on_makes_its_control_longer(tmp_path: Path) -> None:

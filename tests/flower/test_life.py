@@ -197,7 +197,7 @@ def test_a_forgotten_client_refuses_to_work_even_if_it_is_asked(make: MakeWorld)
     setup.outbox(1).file()
     setup.serve(setup.config())
     books = json.loads((setup.folder / "state" / "ledger.json").read_text())
-    (setup.folder / "state" / "ledger.json").write_text(json.dumps({**books, "erased": []}))
+    write_json_twice(setup.folder / "state" / "ledger.json", {**books, "erased": []})
     setup.serve(setup.config(**LONG))
     assert any(
         "client 1" in line and "has been forgotten at its owner's request" in line for line in lines(setup.folder)
