@@ -355,7 +355,7 @@ def test_a_site_goes_on_with_the_key_that_it_had(old: Path, project: Project, tm
     site.take_node_key((old / "keys" / "clinic-0").read_bytes())  # again: nothing to do
     with pytest.raises(InputError, match="another node key"):
         site.take_node_key((old / "keys" / "clinic-1").read_bytes())
-    with pytest.raises(StoreError, match="no private key"):
+    with pytest.raises(InputError, match="no OpenSSH private key"):
         SiteFolder(tmp_path / "other").take_node_key((old / "keys" / "clinic-1.pub").read_bytes())
 
 
