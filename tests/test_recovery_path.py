@@ -256,8 +256,8 @@ def test_natural_stands_beside_every_method_of_a_comparison(tmp_path: Path, caps
     beside = tables.control(group_by_method(results.runs, results.comparisons))
     assert beside is not None
     (line,) = [line for line in beside.lines if line.head == "fedquit"]
-    said = line.cells[beside.heads.index("Against leaving") - 1]
-    assert (said.text, said.notes) == (verdict.word, (signed(verdict.difference),))
+    cell = line.cells[beside.heads.index("Against leaving") - 1]
+    assert (cell.text, cell.notes) == (verdict.word, (signed(verdict.difference),))
 
 
 def test_a_comparison_that_goes_on_makes_its_control_longer(tmp_path: Path) -> None:
