@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import http.server
 import json
 import os
 import re
@@ -32,8 +33,9 @@ from fedquit import __version__
 from fedquit.cli import app as fedquit
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.canaries import HomeCanaries
-from fedquit.flower.closed import greeting
+from fedquit.flower.closed import apps, greeting
 from fedquit.flower.closed.authority import Authority, certificate_to_pem, key_to_pem, new_key
+from fedquit.flower.closed.courier import Courier
 from fedquit.flower.closed.greeting import Greeting, ServerWatch, differences, greet
 from fedquit.flower.closed.private_files import only_one
 from fedquit.flower.closed.project import Project
@@ -41,6 +43,7 @@ from fedquit.flower.closed.seen import read_seen
 from fedquit.flower.closed.service import STATE_LOCK, open_federation
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.closed.sites import change_sites, read_sites
+from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import distinguished_name, general_name
 from fedquit.flower.ledger import Ledger
@@ -299,6 +302,34 @@ def test_a_half_copied_project(project: Project, tmp_path: Path) -> None:
         read_sites(copied)
 
 
+@pytest.mark.parametrize("name", ["superexec.secret", "loopback/ca.crt", "loopback/server.key", "trust.yaml", "ca.crt"])
+def test_a_half_copied_project_is_not_served(name: str, project: Project, tmp_path: Path) -> None:
+    apps.sign(app_folder(), apps.load_release_key(project.folder / "release.key"), project.apps)
+    (project.folder / name).unlink()
+    words = ["flower", "serve", str(app_folder()), "--state", str(tmp_path / "state"), "--project", str(project.folder)]
+    done = CliRunner().invoke(fedquit, [*words, "--until-trained"])
+    assert isinstance(done.exception, FedquitError), "one sentence, and no traceback"
+    assert name in str(done.exception)
+    assert "restore" in str(done.exception)
+
+
+@pytest.mark.parametrize("length", [None, 40], ids=["gone", "half"])
+@pytest.mark.parametrize("name", ["node.key", "tls.pem", "trust.yaml", "site.json"])
+def test_a_half_copied_site_does_not_start_its_node(
+    name: str, length: int | None, project: Project, site: SiteFolder, tmp_path: Path
+) -> None:
+    path = site.folder / name
+    content = path.read_bytes()
+    path.unlink()
+    if length:
+        path.write_bytes(content[:length])
+    words = ["flower", "node", "--site", str(site.folder), "--home", str(tmp_path / "home")]
+    done = CliRunner().invoke(fedquit, words)
+    assert isinstance(done.exception, FedquitError)
+    assert str(site.folder) in str(done.exception)
+    assert not (tmp_path / "home").exists(), "nothing was begun"
+
+
 # A full disk ---------------------------------------------------------------------------------------------------------
 
 
@@ -357,6 +388,45 @@ def test_a_full_disk_while_a_site_joins(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert with_full_disk(1 << 30, "join", tmp_path / "site").returncode == 0
+
+
+def test_a_full_disk_at_a_site_does_not_end_its_node(project: Project, site: SiteFolder, tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "full").write_text("")  # what lies below cannot be written
+    filed = Outbox(tmp_path / "home").file()
+    with running(project, project.front_log):
+        courier = Courier(site, tmp_path / "home", tmp_path / "full" / "server.json", said.append)
+        courier.step()
+        courier.step()
+    assert [line for line in said if "cannot write" in line] == said[:1], "it says so once"
+    assert any(f"has noted request {filed.id}" in line for line in said)
+
+
+def test_what_a_server_says_cannot_reach_the_terminal_of_a_site(project: Project, site: SiteFolder) -> None:
+    class Hostile(http.server.BaseHTTPRequestHandler):
+        """A server with a valid certificate that writes to terminals."""
+
+        def do_POST(self) -> None:
+            self.send_response(403)
+            self.end_headers()
+            self.wfile.write(b"\x1b]0;owned\x07 no\nerror: forged")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with running(project, project.front_log):
+        pass  # it makes the front's certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(project.folder / "front.pem")
+    with http.server.HTTPServer(("127.0.0.1", project.settings.port), Hostile) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(DeploymentError) as refusal:
+            site.renew()
+        thread.join()
+    assert str(refusal.value).isprintable()
+    assert "\\x1b]0;owned" in str(refusal.value)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1", '"words"', '{"other": 1}'])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.server
 import inspect
 import io
@@ -48,6 +49,7 @@ from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.control import Connection
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import make_node_key
+from fedquit.flower.membership import read_membership
 from fedquit.flower.notices import read_notices
 from fedquit.flower.roster import Identity, Roster
 from fedquit.utils.files import read_json, write_private_json
@@ -312,6 +314,50 @@ def test_a_bundle_with_odd_members_writes_nothing(tmp_path: Path) -> None:
             Bundle.unpack(content)
 
 
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"name": "../../elsewhere"},
+        {"name": "\x1b[31mred"},
+        {"name": 7},
+        {"address": "nowhere"},
+        {"address": "fed.example.org:port"},
+        {"address": "fed.example.org:9443/x"},
+        {"address": "a b:9443"},
+        {"examples": "many"},
+    ],
+    ids=str,
+)
+def test_a_bundle_that_says_what_no_operator_says_is_refused(
+    about: dict[str, object], project: Project, tmp_path: Path
+) -> None:
+    """The name becomes that of a log, and the address goes to the network."""
+    folder = site(tmp_path, "hospital-0")
+    good = project.enrol("hospital-0", folder.request.read_bytes(), 10)
+    before = sorted(folder.folder.iterdir())
+    with pytest.raises(InputError, match="is no bundle"):
+        folder.install(Bundle.unpack(dataclasses.replace(good, **about).pack()))
+    assert sorted(folder.folder.iterdir()) == before
+    assert Bundle.unpack(good.pack()) == good
+    for host in ("[::1]:9443", "[fe80::1%eth0]:9443", "10.0.0.1:443", "fed.example.org:9443"):
+        assert Bundle.unpack(dataclasses.replace(good, address=host).pack()).address == host
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000, '{"name": "a", "address": "a:1", "examples": 1e999}'])
+def test_a_bundle_whose_words_are_no_words_is_refused(text: str, project: Project, tmp_path: Path) -> None:
+    good = project.enrol("hospital-0", site(tmp_path, "hospital-0").request.read_bytes(), 10)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in zip(
+            bundle.FILES, (text.encode(), good.certificate, good.authority, good.trust), strict=True
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    with pytest.raises(InputError, match="is no bundle"):
+        Bundle.unpack(buffer.getvalue())
+
+
 def test_a_certificate_is_due_for_renewal_after_half_of_its_life(tmp_path: Path) -> None:
     project = Project.init(tmp_path / "project", Settings("127.0.0.1", certificate_days=2.0 / 86_400))
     folder = enrolled(project, tmp_path, "hospital-0")
@@ -532,16 +578,48 @@ def test_many_sites_are_enrolled_in_one_call(project: Project, tmp_path: Path) -
         ("d,nowhere.csr,10", "cannot read"),
         ("d,a/request.csr,many", "line 4 of"),
         ("D!,a/request.csr,10", "no name of a site"),
+        ("d\0,a/request.csr,10", "no name of a site"),
+        ("ä,a/request.csr,10", "no name of a site"),
+        (f"{'d' * 300},a/request.csr,10", "no name of a site"),
+        ("../d,a/request.csr,10", "no name of a site"),
+        ("d,a/request\0.csr,10", "cannot read"),
+        (f"d,{'x' * 300}.csr,10", "cannot read"),
+        (f"d,{'x' * 200_000},10", "no column for each of"),
+        (f"d,d/request.csr,{'9' * 5000}", "line 4 of"),
+        ("d,d/request.csr,1000000000000", "cannot have more than 1,000,000,000 examples"),
     ],
+    ids=lambda value: value[:24].replace("\0", "0"),
 )
 def test_a_table_with_a_wrong_line_admits_nobody(project: Project, tmp_path: Path, line: str, sentence: str) -> None:
     table = table_of(tmp_path, ["a", "b"], line)
+    site(tmp_path, "d")
     words = ["flower", "enrol", "--table", str(table), "--project", str(project.folder), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(fedquit, words)
     assert result.exit_code != 0
-    assert sentence in str(result.exception or result.output)
+    assert isinstance(result.exception, InputError), "one sentence, and no traceback"
+    assert sentence in str(result.exception)
+    assert len(str(result.exception)) < 600
     assert project.sites == {}
     assert not list((tmp_path / "out").glob("*.tar"))
+
+
+@pytest.mark.parametrize("command", ["enrol", "rotate"])
+def test_a_very_long_name_is_answered_with_a_sentence(command: str, project: Project, tmp_path: Path) -> None:
+    words = ["flower", command, "d" * 300, str(site(tmp_path, "d").request), "--project", str(project.folder)]
+    result = CliRunner().invoke(fedquit, [*words, *(["--examples", "10"] if command == "enrol" else [])])
+    assert isinstance(result.exception, InputError)
+    assert "no name of a site" in str(result.exception)
+
+
+def test_bundles_that_cannot_be_written_where_the_operator_says(project: Project, tmp_path: Path) -> None:
+    table = table_of(tmp_path, ["a", "b"])
+    (tmp_path / "out").write_text("a file")
+    words = ["flower", "enrol", "--table", str(table), "--project", str(project.folder), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(fedquit, words)
+    assert isinstance(result.exception, StoreError)
+    assert "cannot write" in str(result.exception)
+    assert project.sites == {}
+    assert (tmp_path / "out").read_text() == "a file"
 
 
 def test_a_fingerprint_in_the_table_is_compared(project: Project, tmp_path: Path) -> None:
@@ -562,6 +640,8 @@ def test_the_operator_agrees_on_another_number_of_examples(project: Project, tmp
     assert project.sites["hospital-0"].examples == 12
     with pytest.raises(InputError, match="at least one example"):
         project.agree_examples("hospital-0", 0)
+    with pytest.raises(InputError, match="cannot have more than 1,000,000,000 examples"):
+        project.agree_examples("hospital-0", 10**12)
 
 
 # A node that keeps its certificate -----------------------------------------------------------------------------------
@@ -603,12 +683,56 @@ def test_a_new_certificate_is_renewed_in_time_though_the_one_before_had_expired(
         if now[0] > 1e9 + 300:
             raise _Ended
 
-    monkeypatch.setattr(service, "time", SimpleNamespace(time=lambda: now[0], sleep=sleep))
+    clock = SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(service, "time", clock)
     courier = SimpleNamespace(step=lambda: None)
     with pytest.raises(_Ended):
         service._keep_certificate(Site(), "hospital-0", courier, said.append)  # type: ignore[arg-type]
     assert renewals == [pytest.approx(100, abs=2)]
     assert sum("HAS EXPIRED" in line for line in said) == 1, "it says so, and not every second"
+
+
+def test_a_clock_that_is_set_back_by_a_year_does_not_keep_a_certificate_from_being_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that starts with a wrong clock: its certificate has expired by that one, and is due a week later."""
+    year = 365 * 86_400.0
+    passed, wrong = [0.0], [year]
+    renewals: list[float] = []
+
+    class Site:
+        """A site whose certificate is valid for 14 days."""
+
+        def certificate(self) -> SimpleNamespace:
+            return SimpleNamespace(serial_number=1)
+
+        def seconds_left(self) -> float:
+            return 14 * 86_400 - passed[0] - wrong[0]
+
+        def renewal_due(self) -> bool:
+            return self.seconds_left() < 7 * 86_400 and not renewals
+
+        def post(self, path: str, body: bytes) -> bytes:
+            raise DeploymentError("the front cannot be reached.")
+
+        def renew(self) -> None:
+            if self.seconds_left() < 0:
+                raise DeploymentError("it has expired.")
+            renewals.append(passed[0] / 86_400)
+
+    def sleep(_: float) -> None:
+        passed[0] += 600.0
+        if passed[0] > 3600:
+            wrong[0] = 0.0  # a time server was asked
+        if passed[0] > 15 * 86_400:
+            raise _Ended
+
+    clock = SimpleNamespace(time=lambda: 1e9 + passed[0] + wrong[0], monotonic=lambda: passed[0], sleep=sleep)
+    monkeypatch.setattr(service, "time", clock)
+    courier = SimpleNamespace(step=lambda: None)
+    with pytest.raises(_Ended):
+        service._keep_certificate(Site(), "hospital-0", courier, lambda _: None)  # type: ignore[arg-type]
+    assert renewals == [pytest.approx(7, abs=0.1)]
 
 
 def test_the_list_of_sites_has_a_history(project: Project, tmp_path: Path) -> None:
@@ -629,6 +753,43 @@ def registrar(project: Project, state: Path, say: Callable[[str], None]) -> serv
         make_private_folder(folder)
     nobody: Any = None  # nothing here is asked of a SuperLink
     return service.Registrar(project, state, nobody, project.server / "registered.json", None, say)
+
+
+def test_who_takes_part_is_written_again_at_once_where_the_server_apps_file_is_damaged_or_gone(
+    project: Project, tmp_path: Path
+) -> None:
+    enrolled(project, tmp_path, "hospital-0")
+    said: list[str] = []
+    state = tmp_path / "state"
+    following = registrar(project, state, said.append)
+    following.control = SimpleNamespace(  # type: ignore[assignment]
+        connected=lambda: contextlib.nullcontext(SimpleNamespace(nodes=dict, register=lambda *_: 1, unregister=id))
+    )
+    with following.following():
+        (state / "sites.json").write_bytes((state / "sites.json").read_bytes()[:40])
+        eventually(lambda: bool(readable(state)))
+        (state / "sites.json").unlink()
+        eventually(lambda: bool(readable(state)))
+        assert (state / "sites.json").stat().st_mode & 0o777 == 0o600
+        told = [line for line in said if "was damaged or gone, and is written again as the project has it" in line]
+        assert len(told) == 2
+        project.revoke("hospital-0")
+        eventually(lambda: readable(state) == {})
+    assert len([line for line in said if "damaged or gone" in line]) == 2, "a change is no damage"
+
+
+def readable(state: Path) -> dict[str, Any] | None:
+    """Who takes part; None where the file is damaged or gone."""
+    with contextlib.suppress(StoreError):
+        return read_membership(state)
+    return None
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_node_key_that_cannot_be_taken_over_is_answered_with_how_to_make_it_so(tmp_path: Path) -> None:

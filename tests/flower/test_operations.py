@@ -28,9 +28,11 @@ from fedquit import __version__
 from fedquit.cli import app as fedquit
 from fedquit.errors import InputError
 from fedquit.flower.closed import apps, sites
-from fedquit.flower.closed.greeting import flower_version
+from fedquit.flower.closed.greeting import Greeting, flower_version
+from fedquit.flower.closed.notice_board import NoticeBoard
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import FILE as SEEN
+from fedquit.flower.closed.seen import SeenSites
 from fedquit.flower.closed.service import SERVED
 from fedquit.flower.deploy.demo import app_folder
 from fedquit.flower.membership import write_membership
@@ -342,6 +344,12 @@ def unsign(project: Project) -> None:
         path.unlink()
 
 
+def revoke_with_request(project: Project) -> None:
+    """A site gives notice of a request and is revoked before any run has asked for it."""
+    NoticeBoard(project.server, "").take("hospital-0", b'{"requests": ["0123456789abcdef"]}')
+    project.revoke("hospital-0")
+
+
 CASES: dict[str, tuple[Any, str]] = {
     "expired": (lambda p, s: expire(p, s, -2), r"certificate of hospital-0 expired 2.0 days ago.*rotate hospital-0"),
     "expires soon": (
@@ -384,11 +392,48 @@ CASES: dict[str, tuple[Any, str]] = {
         lambda p, s: [f.unlink() for f in s.glob("clients*.json")],
         r"has no clients.json.*restore the whole state",
     ),
+    "damaged list for the app": (
+        lambda p, s: (s / "sites.json").write_text("["),
+        r"sites.json is not a list of sites: start `fedquit flower serve` again, which writes it",
+    ),
+    "revoked with a request": (
+        lambda p, s: revoke_with_request(p),
+        r"hospital-0 was revoked after it gave notice of 1 requests .*--client hospital-0` erases the site",
+    ),
     "damaged sites": (
         lambda p, s: (p.folder / "sites.json").write_text("["),
         r"sites.json is not a list of sites: restore it",
     ),
 }
+
+
+def test_who_revokes_a_site_is_told_of_its_requests_that_nobody_will_receive(federation: tuple[Project, Path]) -> None:
+    project, state = federation
+    served = json.loads((state / "ledger.json").read_text())["entries"][0]["request"]
+    requests = {"hospital-0": ["0123456789abcdef", served], "hospital-2": [served]}
+    board = NoticeBoard(project.server, "")
+    for name, ids in requests.items():
+        board.take(name, json.dumps({"requests": ids}).encode())
+    lost = run("revoke", "hospital-0", "--project", project.folder)
+    assert "warning: hospital-0 gave notice of 1 requests that the server has not received" in lost.output
+    served_already = run("revoke", "hospital-2", "--project", project.folder)
+    assert "warning" not in served_already.output
+    members = {member.name: member for member in status_of(locate(project.folder, None)).members}
+    assert members["hospital-0"].unreceived == 1
+
+
+def test_no_site_can_keep_the_operator_from_seeing(federation: tuple[Project, Path], tmp_path: Path) -> None:
+    """A greeting with half of a surrogate pair, which no file can hold, and with a terminal's escape sequence."""
+    project, _ = federation
+    said = Greeting.from_json(b'{"fedquit": "\\ud800\\u001b[31mred\\n\\"", "flower": "\\udfff", "time": 1}')
+    seen = SeenSites(project.server)
+    seen.note_greeting("hospital-0", said, time.time())
+    seen.write_if_due(time.time() + 60)
+    for words in (["status"], ["status", "--json"], ["doctor"], ["status", "--metrics", tmp_path / "fedquit.prom"]):
+        shown = run(*words, "--project", project.folder)
+        assert not isinstance(shown.exception, UnicodeError), words
+        assert "\x1b" not in shown.output
+    assert 'member="hospital-0"' in (tmp_path / "fedquit.prom").read_text()
 
 
 @pytest.mark.parametrize("case", CASES)

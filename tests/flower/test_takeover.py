@@ -465,6 +465,57 @@ def test_names_that_no_site_can_have_are_given_anew(old: Path, project: Project)
     assert sorted(project.sites) == ["clinic-0", "clinic-2", "clinic-b"]
 
 
+def with_examples(old: Path, *counts: int) -> None:
+    clients = json.loads((old / "state" / "clients.json").read_text())
+    for client, count in zip(clients, counts, strict=True):
+        client["examples"] = count
+    write_json_twice(old / "state" / "clients.json", clients)
+
+
+def test_a_client_that_said_far_more_examples_than_the_others_is_not_taken_at_its_word(
+    old: Path, project: Project
+) -> None:
+    with_examples(old, 400, 10**12, 473)
+    refused(project, old, r"client 1 \(clinic-1\) said .*000000 examples, .* than 4000 .* give --examples 1=N\.$")
+    command = ["flower", "takeover", str(old / "state"), "--project", str(project.folder), "--examples"]
+    for word, sentence in (
+        ("1=many", "is no number of examples"),
+        ("one=5", "write the number of a client"),
+        (f"1={'9' * 5000}", "is no number of examples"),
+        ("1=0", "at least one example"),
+        (f"1={10**12}", "cannot have more than 1,000,000,000 examples"),
+        ("7=5", "no client 7 becomes a site"),
+    ):
+        done = CliRunner().invoke(fedquit, [*command, word])
+        assert sentence in str(done.exception), word
+        assert project.sites == {}
+        assert project_of(old / "state") == ""
+    done = CliRunner().invoke(fedquit, [*command, "1=473"])
+    assert done.exit_code == 0, done.output
+    assert {site.name: site.examples for site in project.sites.values()} == {
+        "clinic-0": 400,
+        "clinic-1": 473,
+        "clinic-2": 473,
+    }
+    assert "nothing was changed" in CliRunner().invoke(fedquit, [*command, "1=473"]).output, "as after a kill"
+    again = CliRunner().invoke(fedquit, [*command, "1=474"])
+    assert "is changed with `fedquit flower examples`" in str(again.exception)
+
+
+@pytest.mark.parametrize(("counts", "believed"), [((100, 1000, 100), True), ((100, 1001, 100), False)])
+def test_ten_times_the_median_of_the_others_is_believed(
+    counts: tuple[int, int, int], believed: bool, old: Path, project: Project
+) -> None:
+    with_examples(old, *counts)
+    if believed:
+        take_over(project, old / "state")
+        assert project.sites["clinic-1"].examples == 1000
+    else:
+        refused(project, old, "give --examples 1=N")
+        take_over(project, old / "state", examples={1: 1001})
+        assert project.sites["clinic-1"].examples == 1001, "the operator has the last word"
+
+
 def test_a_client_without_a_key_cannot_become_a_site(old: Path, project: Project) -> None:
     clients = json.loads((old / "state" / "clients.json").read_text())
     clients[0] |= {"key": "partition:0", "name": "", "authenticated": False}

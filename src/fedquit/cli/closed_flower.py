@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import shlex
@@ -15,15 +16,18 @@ import typer
 
 from fedquit.cli.screen import PLAIN
 from fedquit.cli.screen import out as screen
-from fedquit.errors import InputError
+from fedquit.errors import FedquitError, InputError
 
 if TYPE_CHECKING:
     from fedquit.flower.closed.bundle import Bundle
+    from fedquit.flower.closed.project import Project
 
 ProjectFolder = Annotated[Path, typer.Option("--project", help="The folder that `fedquit flower init` made.")]
 RequestFile = Annotated[Path, typer.Argument(metavar="CSR", help="The request that the site made.")]
 Name = Annotated[str, typer.Argument(help="The name of the site.")]
 BundleOut = Annotated[Path | None, typer.Option("--out", help="The bundle to write; NAME.tar if not given.")]
+MAX_LINE = 10_000  # characters of a line of a table
+MAX_DIGITS = 20  # of a number that somebody has written
 Fingerprint = Annotated[str, typer.Option(help="What the site printed; the request is refused if it has another.")]
 
 
@@ -124,6 +128,9 @@ def takeover(
         list[str], typer.Option(help="name=file of a public key, as `serve` got it; the SuperLink has the others.")
     ] = [],  # noqa: B006 - typer copies it
     name: Annotated[list[str], typer.Option(help="number=name: what a client is called as a site.")] = [],  # noqa: B006 - typer copies it
+    examples: Annotated[
+        list[str], typer.Option(help="number=N: the examples that a client counts for, instead of what it said.")
+    ] = [],  # noqa: B006 - typer copies it
 ) -> None:
     """Take over a federation that was not closed: each node key becomes a site. Its state stays where it is."""
     _require_extra()
@@ -131,7 +138,8 @@ def takeover(
     from fedquit.flower.closed.project import Project
     from fedquit.flower.closed.takeover import take_over
 
-    taken = take_over(Project.open(project), state, members_of(member), _names(name))
+    counts = {number: _count(word) for number, word in _by_number("--examples", examples).items()}
+    taken = take_over(Project.open(project), state, members_of(member), _by_number("--name", name), counts)
     for site in taken.sites:
         number = taken.members[site.name].number
         revoked = ", revoked" if site.revoked is not None else ""
@@ -152,15 +160,22 @@ def takeover(
         _say(taken.warning)
 
 
-def _names(words: list[str]) -> dict[int, str]:
-    """Read `number=name` words."""
-    names: dict[int, str] = {}
+def _by_number(option: str, words: list[str]) -> dict[int, str]:
+    """Read words that say something of a client, by its number."""
+    found: dict[int, str] = {}
     for word in words:
         number, sign, given = word.partition("=")
-        if not number.isdecimal() or not sign:
-            raise InputError(f"--name {word}: write number=name, with the number of a client.")
-        names[int(number)] = given
-    return names
+        if not number.isdecimal() or len(number) > MAX_DIGITS or not sign:
+            raise InputError(f"{option} {word}: write the number of a client, =, and what is to hold for it.")
+        found[int(number)] = given
+    return found
+
+
+def _count(word: str) -> int:
+    """A number of examples."""
+    if not word.isdecimal() or len(word) > MAX_DIGITS:
+        raise InputError(f"{word[:40]!r} is no number of examples: give a whole number.")
+    return int(word)
 
 
 def _as_words(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -200,8 +215,31 @@ def revoke(name: Name, project: ProjectFolder) -> None:
     _require_extra()
     from fedquit.flower.closed.project import Project
 
-    Project.open(project).revoke(name)
+    opened = Project.open(project)
+    opened.revoke(name)
     _say(f"{name} is revoked. To remove what the model learned from it: fedquit request --server STATE --client {name}")
+    waiting = _unreceived(opened, name)
+    if waiting:
+        _say(
+            f"warning: {name} gave notice of {waiting} requests that the server has not received, and cannot give them "
+            "any more: ask its owner, or run that command."
+        )
+
+
+def _unreceived(project: Project, name: str) -> int:
+    """How many requests a site gave notice of that the server served last does not have in its ledger."""
+    from fedquit.flower.closed.notice_board import read_site_notices
+
+    noticed = len(read_site_notices(project.server).get(name, ()))
+    if not noticed:
+        return 0
+    from fedquit.flower.operations.status import locate, status_of
+
+    try:
+        members = status_of(locate(project.folder, None)).members
+    except FedquitError:  # where the ledger lies is not known
+        return noticed
+    return next(member.unreceived for member in members if member.name == name)
 
 
 def sign(
@@ -216,7 +254,7 @@ def sign(
 
     opened = Project.open(project)
     release_key = apps.load_release_key(key or project / "release.key")
-    if apps.key_id(release_key.public_key()) not in apps.read_trust_file(opened.trust):
+    if apps.key_id(release_key.public_key()) not in apps.read_trust_file(opened.trust, apps.RESTORE_TRUST):
         raise InputError(f"the sites do not trust this key: give the one that {opened.trust} names.")
     digest = apps.sign(flower_app, release_key, opened.apps)
     _say(f"{flower_app} is signed; the SHA-256 of its archive is {digest}.")
@@ -250,8 +288,9 @@ def _require_extra() -> None:
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path} ({error.strerror}): give the file that was sent.") from error
+    except (OSError, ValueError) as error:  # no path can hold a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {str(path)[:200]} ({reason}): give the file that was sent.") from error
 
 
 def _compared(request: Path, fingerprint: str, name: str = "the site") -> bytes:
@@ -281,18 +320,23 @@ class _Row:
 
 def _rows(table: Path) -> list[_Row]:
     """The lines of a table of sites; paths in it are relative to the table."""
-    lines = csv.DictReader(_content(table).decode("utf-8-sig", errors="replace").splitlines())
+    from fedquit.flower.closed.sites import check_name
+
+    text = _content(table).decode("utf-8-sig", errors="replace")
+    lines = csv.DictReader(text.splitlines())
     columns = {"name", "csr", "examples"}
-    if not columns <= set(lines.fieldnames or ()):
+    if max(map(len, text.splitlines()), default=0) > MAX_LINE or not columns <= set(lines.fieldnames or ()):
         raise InputError(f"{table} has no column for each of name, csr and examples: name them in its first line.")
     rows = []
     for number, line in enumerate(lines, 2):
         count = (line["examples"] or "").strip()
-        if not count.isdecimal():
-            raise InputError(f"line {number} of {table} has {count!r} examples: give a whole number.")
+        if not count.isdecimal() or len(count) > MAX_DIGITS:
+            raise InputError(f"line {number} of {table} has {count[:40]!r} examples: give a whole number.")
+        name = (line["name"] or "").strip()
+        check_name(name)
         request = table.parent / (line["csr"] or "").strip()
         fingerprint = (line.get("fingerprint") or "").strip()
-        rows.append(_Row((line["name"] or "").strip(), request, int(count), fingerprint))
+        rows.append(_Row(name, request, int(count), fingerprint))
     if not rows:
         raise InputError(f"{table} names no site: give a line for each.")
     return rows
@@ -300,22 +344,24 @@ def _rows(table: Path) -> list[_Row]:
 
 def _write_all(paths: Mapping[str, Path], issue: Callable[[Callable[[list[Bundle]], None]], object]) -> None:
     """Write the bundle of each site before any is admitted; if something fails, nothing is there."""
+    from fedquit.flower.closed.sites import check_name
     from fedquit.utils.files import write_secret
 
-    for path in paths.values():
+    for name, path in paths.items():
+        check_name(name)  # it is a part of the path
         if path.exists():
             raise InputError(f"{path} exists: move it away, or give --out another name.")
 
     def deliver(bundles: list[Bundle]) -> None:
         for bundle in bundles:
-            paths[bundle.name].parent.mkdir(parents=True, exist_ok=True)
             write_secret(paths[bundle.name], bundle.pack())
 
     try:
         issue(deliver)
     except BaseException:
         for path in paths.values():
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         raise
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedquit.errors import InputError
-from fedquit.flower.closed.private_files import make_private_folder, write_private
+from fedquit.flower.closed.private_files import make_private_folder, read_private, write_private
 
+RESTORE = "restore the folder from a backup, as it was copied in part."
 SAME_USER = (
     "warning: app code runs as the user who owns the keys and could read them; start this as root with --app-user to "
     "separate the two."
@@ -68,7 +69,7 @@ def copy_for(user: AppUser | None, folder: Path, *files: Path) -> list[Path]:
     hand_over(make_private_folder(folder), user)
     copies = []
     for file in files:
-        copies.append(hand_over(write_private(folder / file.name, file.read_bytes()), user))
+        copies.append(hand_over(write_private(folder / file.name, read_private(file, RESTORE)), user))
     return copies
 
 

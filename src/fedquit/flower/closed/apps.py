@@ -33,6 +33,7 @@ from fedquit.flower.closed.private_files import read_private, write_private, wri
 
 LICENSE = {"valid_license": "Valid"}  # without it a SuperNode does not look at the signatures
 ASK_OPERATOR = "ask the operator for the bundle again."
+RESTORE_TRUST = "restore it from a backup of the project."
 
 
 def make_release_key(path: Path) -> Ed25519PrivateKey:
@@ -65,22 +66,26 @@ def trust_file(key: Ed25519PublicKey) -> str:
     return f"{key_id(key)}: '{line}'\n"
 
 
-def read_trust_file(path: Path) -> dict[str, Ed25519PublicKey]:
+def read_trust_file(path: Path, what_to_do: str = ASK_OPERATOR) -> dict[str, Ed25519PublicKey]:
     """The keys of a trust file, by name.
+
+    Args:
+        path: the file.
+        what_to_do: the end of the sentence that says what to do when it cannot be used; at a site if not given.
 
     Raises:
         StoreError: if there are none. Flower would run every app then.
     """
     try:
-        content: Any = yaml.safe_load(read_private(path, ASK_OPERATOR))
-        keys = {str(name): load_ssh_public_key(str(line).encode()) for name, line in dict(content or {}).items()}
-    except (yaml.YAMLError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise StoreError(f"{path} is no trust file: {ASK_OPERATOR}") from error
+        content: Any = yaml.safe_load(read_private(path, what_to_do))
+        keys = {str(name): load_ssh_public_key(line.encode()) for name, line in dict(content or {}).items()}
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError, UnsupportedAlgorithm) as error:
+        raise StoreError(f"{path} is no trust file: {what_to_do}") from error
     if not keys:
-        raise StoreError(f"{path} trusts nobody, and with such a file a node would run every app: {ASK_OPERATOR}")
+        raise StoreError(f"{path} trusts nobody, and with such a file a node would run every app: {what_to_do}")
     trusted = {name: key for name, key in keys.items() if isinstance(key, Ed25519PublicKey)}
     if len(trusted) < len(keys):
-        raise StoreError(f"{path} names a key that is not Ed25519: {ASK_OPERATOR}")
+        raise StoreError(f"{path} names a key that is not Ed25519: {what_to_do}")
     return trusted
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from dataclasses import dataclass
 
 from fedquit.errors import InputError
+from fedquit.flower.closed.sites import check_name
 
 MAX_FILE = 65_536  # bytes
 FILES = ("site.json", "site.crt", "ca.crt", "trust.yaml")
+ADDRESS = re.compile(r"(\[[0-9A-Za-z:.%_-]{2,80}\]|[A-Za-z0-9.-]{1,253}):[0-9]{1,5}")  # host:port
 ASK_OPERATOR = "ask the operator to send the bundle again."
 
 
@@ -46,15 +49,18 @@ class Bundle:
             with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
                 files = {name: _member(tar, name) for name in FILES}
             about = json.loads(files["site.json"])
+            check_name(about["name"])  # it becomes the name of a log
+            if not ADDRESS.fullmatch(about["address"]):
+                raise ValueError(about["address"])
             return cls(
-                name=str(about["name"]),
-                address=str(about["address"]),
+                name=about["name"],
+                address=about["address"],
                 examples=int(about["examples"]),
                 certificate=files["site.crt"],
                 authority=files["ca.crt"],
                 trust=files["trust.yaml"],
             )
-        except (tarfile.TarError, KeyError, ValueError, TypeError) as error:
+        except (tarfile.TarError, KeyError, ValueError, TypeError, OverflowError, RecursionError, InputError) as error:
             raise InputError(f"this is no bundle of a site: {ASK_OPERATOR}") from error
 
 

@@ -8,9 +8,10 @@ names of the request files alone: they are of the app's user, and what is in the
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,25 +36,28 @@ class Courier:
         home: of the client.
         record: where it is written down what the front answered last.
         say: takes one sentence for the owner of the site.
-        clock: Unix time.
+        clock: seconds, which never go back.
     """
 
     site: SiteFolder
     home: Path
     record: Path
     say: Say
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
     _told: set[str] = field(default_factory=set)  # requests that the front knows of
-    _next: float = 0.0
+    _next: float = -math.inf
     _failing: bool = False  # whether the last notice was not received, or not all of it
-    _answered: float = 0.0
-    _warned: float = 0.0
+    _answered: float = field(init=False)
+    _warned: float = -math.inf
     _sentence: str = ""
+    _unwritten: bool = False  # whether the last answer could not be written down
+
+    def __post_init__(self) -> None:
+        self._answered = self.clock()
 
     def step(self) -> None:
         """Tell the front what is new, if anything is, and say so when it does not answer."""
         now = self.clock()
-        self._answered = self._answered or now
         requests = self._requests()
         fresh = [request for request in requests if request not in self._told]
         if now < self._next and (self._failing or not fresh):
@@ -72,12 +76,23 @@ class Courier:
         self._answered = now
         self._told = noted
         listed = [request for request in requests if request in noted]
-        write_private_json(self.record, {"answered": received, "by": by, "requests": listed, "told": sentence})
+        self._record({"answered": received, "by": by, "requests": listed, "told": sentence})
         for request in noted.intersection(fresh):
             self.say(f"the front at {by} has noted request {request} ({received}).")
         if sentence != self._sentence:
             self.say(f"the server says: {sentence}." if sentence else "the server says: training goes on.")
             self._sentence = sentence
+
+    def _record(self, answer: Mapping[str, object]) -> None:
+        """Write down what the front answered; a full disk must not end the node."""
+        try:
+            write_private_json(self.record, answer)
+        except FedquitError as error:
+            if not self._unwritten:
+                self.say(f"warning: {error}")
+            self._unwritten = True
+        else:
+            self._unwritten = False
 
     def _requests(self) -> list[str]:
         """The ids of the newest requests in the outbox, by the names of their files."""

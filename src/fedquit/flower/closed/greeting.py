@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from fedquit.errors import FedquitError
 from fedquit.flower.deploy.errors import DeploymentError
+from fedquit.flower.log_lines import printable
 from fedquit.utils.version import package_version
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ MAX_AHEAD = 4.0  # seconds: Flower refuses what a node signs 5 s in the future
 MAX_BEHIND = 240.0  # seconds: or more than 305 s ago
 GREET_EVERY = 600.0  # seconds between two greetings of a running node
 GREET_AGAIN = 60.0  # seconds after one that told of a problem
+MAX_VERSION = 40  # characters
 NOT_YET_VALID, EXPIRED = 9, 10  # OpenSSL's codes of a certificate's verification
 OTHER_NAME = (62, 64)
 
@@ -62,12 +65,17 @@ class Greeting:
         """The greeting that the other side sent. Raises `ValueError` for anything else."""
         try:
             said: Any = json.loads(content)
-            greeting = cls(str(said["fedquit"])[:40], str(said["flower"])[:40], float(said["time"]))
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            greeting = cls(_version(said["fedquit"]), _version(said["flower"]), float(said["time"]))
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError("this is no greeting") from error
         if not math.isfinite(greeting.time):
             raise ValueError("this is no time")
         return greeting
+
+
+def _version(said: object) -> str:
+    """A version as the other side said it, made fit for tables and metrics: a lone surrogate cannot be written."""
+    return printable(str(said)[:MAX_VERSION])
 
 
 def differences(server: Greeting, own: Greeting) -> list[str]:
@@ -191,7 +199,7 @@ class ServerWatch:
             return
         try:
             problems = tuple(greet(self.site))
-        except DeploymentError as error:
+        except FedquitError as error:  # also a damaged file: the node goes on without greetings
             problems = (str(error),)
         self._next = time.monotonic() + (GREET_AGAIN if problems else GREET_EVERY)
         if problems != self._said:

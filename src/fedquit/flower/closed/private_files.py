@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,11 +74,30 @@ def open_lock(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Hold a lock file for as long as the `with` lasts; wait for another process that has it."""
+def exclusive(path: Path, patience: float) -> Iterator[None]:
+    """Hold a lock file for as long as the `with` lasts; wait for another process that has it.
+
+    Args:
+        path: the lock file.
+        patience: seconds after which it is given up: the other process may have been stopped (Ctrl-Z).
+
+    Raises:
+        StoreError: if the other process still has it then.
+    """
     descriptor = open_lock(path)
+    deadline = time.monotonic() + patience
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    raise StoreError(
+                        f"another command holds {path}, and nothing was changed: let it end, or end it, and run this "
+                        "again."
+                    ) from error
+                time.sleep(0.05)
         yield
     finally:
         os.close(descriptor)

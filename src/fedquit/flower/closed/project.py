@@ -20,7 +20,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedquit.errors import InputError, StoreError
-from fedquit.flower.closed.apps import make_release_key, read_trust_file, trust_file
+from fedquit.flower.closed.apps import RESTORE_TRUST, make_release_key, read_trust_file, trust_file
 from fedquit.flower.closed.authority import Authority, certificate_fingerprint, certificate_to_pem, load_certificate
 from fedquit.flower.closed.bundle import Bundle
 from fedquit.flower.closed.private_files import close_files, make_private_folder, read_private, write_private
@@ -41,6 +41,8 @@ SETTINGS = "server.toml"
 CERTIFICATE_DAYS = 14.0
 LOOPBACK_DAYS = 3650  # these certificates never leave the machine, and a SuperLink cannot read new ones
 DAY = 86_400.0
+RENEWAL_PATIENCE = 0.2  # seconds
+MAX_EXAMPLES = 10**9  # of a site
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 Deliver = Callable[[Bundle], None]
 RESTORE = "restore it from a backup, or make a project with `fedquit flower init`."
@@ -125,13 +127,19 @@ class Admission:
 def read_admission(admission: Admission) -> SiteRequest:
     """What a site asks for; raises `InputError` for what no site can be admitted with."""
     check_name(admission.name)
-    _require_examples(admission.name, admission.examples)
+    require_examples(admission.name, admission.examples)
     return read_request(admission.request)
 
 
-def _require_examples(name: str, examples: int) -> None:
+def require_examples(name: str, examples: int) -> None:
+    """Raise `InputError` for a number of examples that no site counts for."""
     if examples < 1:
         raise InputError(f"{name} has at least one example, not {examples}.")
+    if examples > MAX_EXAMPLES:
+        raise InputError(
+            f"{name} cannot have more than {MAX_EXAMPLES:,} examples: the number is its weight in the mean, so that "
+            "one with too many digits would make its model that of all."
+        )
 
 
 def _new_site(sites: Sites, admission: Admission, asked: SiteRequest) -> Site:
@@ -270,13 +278,13 @@ class Project:
                 bundles.append(self._bundle(sites[site.name], pem))
             deliver(bundles)
 
-        read_trust_file(self.trust)  # a site must not get one that trusts nobody
+        read_trust_file(self.trust, RESTORE_TRUST)  # a site must not get one that trusts nobody
         change_sites(self.folder, change)
         return bundles
 
     def agree_examples(self, name: str, examples: int) -> int:
         """Let a site count for another number of examples from now on; what it counted for before."""
-        _require_examples(name, examples)
+        require_examples(name, examples)
         before: list[int] = []
 
         def change(sites: dict[str, Site]) -> None:
@@ -310,7 +318,8 @@ class Project:
     def renew(self, name: str, request: bytes) -> bytes:
         """A new certificate for a site that has a valid one, as PEM; its node key must be the one in use.
 
-        The old certificate stays valid until it expires, so that nothing in progress is cut.
+        The old certificate stays valid until it expires, so that nothing in progress is cut. The front does nothing
+        else meanwhile, so it hardly waits for a command that changes the list of sites: the site asks again.
         """
         asked = read_request(request)
         issued: list[bytes] = []
@@ -322,7 +331,7 @@ class Project:
             sites[name], pem = self._with_certificate(site, asked)
             issued.append(pem)
 
-        change_sites(self.folder, change)
+        change_sites(self.folder, change, RENEWAL_PATIENCE)
         return issued[0]
 
     def revoke(self, name: str) -> None:
@@ -338,7 +347,7 @@ class Project:
     def _issue(
         self, name: str, asked: SiteRequest, make: Callable[[dict[str, Site]], Site], deliver: Deliver
     ) -> Bundle:
-        read_trust_file(self.trust)  # a site must not get one that trusts nobody
+        read_trust_file(self.trust, RESTORE_TRUST)  # a site must not get one that trusts nobody
         bundles: list[Bundle] = []
 
         def change(sites: dict[str, Site]) -> None:

@@ -22,12 +22,12 @@ from typing import Any
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.closed import pair
 from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over, hand_over_tree, require_access
-from fedquit.flower.closed.apps import archive, read_trust_file, signatures
+from fedquit.flower.closed.apps import RESTORE_TRUST, archive, read_trust_file, signatures
 from fedquit.flower.closed.courier import Courier
 from fedquit.flower.closed.front import listen
 from fedquit.flower.closed.greeting import ServerWatch
 from fedquit.flower.closed.notice_board import read_site_notices, write_told
-from fedquit.flower.closed.private_files import make_private_folder, only_one, write_private_json
+from fedquit.flower.closed.private_files import make_private_folder, only_one, write_private, write_private_json
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import read_seen
 from fedquit.flower.closed.site_folder import SiteFolder
@@ -39,6 +39,7 @@ from fedquit.flower.deploy.keys import Tls
 from fedquit.flower.deploy.processes import FOR_EVER, ProcessGroup, Say, SupervisedProcess
 from fedquit.flower.deploy.standing import Standing, keep_open
 from fedquit.flower.deploy.supervision import Hear, Plan, run_until_finished, wait_for_superlink
+from fedquit.flower.membership import FILE as MEMBERSHIP
 from fedquit.flower.membership import write_membership
 from fedquit.flower.notices import read_notices, write_notices
 from fedquit.flower.outbox import NODE_FILE
@@ -77,7 +78,7 @@ def read_served(project: Project) -> tuple[Path, Path] | None:
 
 def require_signed(app: Path, project: Project) -> None:
     """Raise `InputError` for an app that no site would run."""
-    trusted = read_trust_file(project.trust)
+    trusted = read_trust_file(project.trust, RESTORE_TRUST)
     signed = signatures(hashlib.sha256(archive(app)).hexdigest(), project.apps)
     if not trusted.keys() & signed.keys():
         raise InputError(
@@ -307,6 +308,7 @@ class Registrar:
     say: Say
     _stop: threading.Event = field(default_factory=threading.Event)
     _warned: dict[str, float] = field(default_factory=dict)  # when the operator was last warned of a site (Unix time)
+    _membership: bytes = b""  # who takes part, as it was last written for the server app
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -333,11 +335,22 @@ class Registrar:
                 if seen != version:
                     self.bring_up_to_date()
                     version = seen
+                self.mend_membership()
                 self.carry_notices()
                 self.warn_of_mute_sites(time.time())
             except (FedquitError, OSError) as error:  # the front refuses whom it must meanwhile
                 self.say(f"the list of sites could not be carried to the SuperLink and is tried again: {error}")
                 self._stop.wait(10 * WATCH)
+
+    def mend_membership(self) -> None:
+        """Write who takes part again where the file of the server app is damaged or gone: the project knows."""
+        path = self.state / MEMBERSHIP
+        content = b""
+        with contextlib.suppress(OSError):
+            content = path.read_bytes()
+        if self._membership and content != self._membership:
+            hand_over(write_private(path, self._membership), self.app_user)
+            self.say(f"{path} was damaged or gone, and is written again as the project has it: look after the disk.")
 
     def carry_notices(self) -> None:
         """Write for the server app of which requests the sites have given notice."""
@@ -356,7 +369,7 @@ class Registrar:
         """
         seen = read_seen(self.project.server)
         for site in self.project.sites.values():
-            if site.revoked is not None or now - self._warned.get(site.name, 0.0) < MUTE:
+            if site.revoked is not None or 0 <= now - self._warned.get(site.name, 0.0) < MUTE:
                 continue
             last = max(seen[site.name].time if site.name in seen else 0.0, site.enrolled)
             until = max((c.not_after for c in site.certificates), default=0.0)
@@ -402,7 +415,7 @@ class Registrar:
     def bring_up_to_date(self) -> None:
         """Write who takes part for the server app, register new keys, and unregister those given up."""
         sites = self.project.sites
-        hand_over(write_membership(self.state, sites.values()), self.app_user)
+        self._membership = hand_over(write_membership(self.state, sites.values()), self.app_user).read_bytes()
         registered = self._registered()
         new = [site for site in sites.values() if _current(site) and _current(site) not in registered]
         given_up = []
@@ -515,6 +528,7 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
     run = SiteRun(site, run.home.resolve(), run.config, run.app_user)
     about = site.about
     read_trust_file(site.trust)
+    site.require_keys()
     if not run.home.exists():
         hand_over(make_private_folder(run.home), run.app_user)
     make_private_folder(run.folder)
@@ -564,14 +578,14 @@ def _keep_certificate(site: SiteFolder, name: str, courier: Courier, say: Say) -
     Between renewals the front is told of requests, and greeted, which says why a site is not let in.
     """
     watch = ServerWatch(site, say)
-    next_try = 0.0  # Unix time
+    next_try = 0.0  # by the monotonic clock: the other one may be set back by a year
     failed = 0  # the certificate that was not renewed: another one, which the operator sent, is not its matter
     while True:
         time.sleep(WATCH)
         watch.look()
         courier.step()
         serial = site.certificate().serial_number
-        if not site.renewal_due() or (serial == failed and time.time() < next_try):
+        if not site.renewal_due() or (serial == failed and time.monotonic() < next_try):
             continue
         failed = serial
         try:
@@ -581,6 +595,6 @@ def _keep_certificate(site: SiteFolder, name: str, courier: Courier, say: Say) -
             validity = f"is valid for {left / 86_400:.1f} more days" if left > 0 else "HAS EXPIRED"
             say(f"warning: the certificate of {name} {validity} and was not renewed: {error}")
             pause = min(RETRY_RENEWAL, max(WATCH, left / 10)) if left > 0 else SAY_EXPIRED
-            next_try = time.time() + pause
+            next_try = time.monotonic() + pause
         else:
             say(f"{name} has a new certificate, valid for {site.seconds_left() / 86_400:.1f} days.")

@@ -40,6 +40,7 @@ from fedquit.flower.closed.private_files import (
 from fedquit.flower.closed.requests import make_request, read_request
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import NodeKey, Tls, make_node_key, make_tls
+from fedquit.flower.log_lines import printable
 
 RENEW_PATH = "/fedquit/v1/renew"
 REQUESTS_PATH = "/fedquit/v1/requests"
@@ -47,6 +48,9 @@ POST_TIMEOUT = 30.0  # seconds
 MAX_ANSWER = 65_536  # bytes
 JOIN = "run `fedquit flower join` with this folder first."
 INSTALL = "run `fedquit flower join` with this folder and --bundle, with the file that the operator sent."
+RESTORE_KEY = (
+    "restore it from a backup, or make new keys with `fedquit flower join --new` and let the operator rotate them."
+)
 LOOPBACK_DAYS = 3650
 
 
@@ -182,7 +186,7 @@ class SiteFolder:
         certificate = self.certificate()
         issued = certificate.not_valid_before_utc + CLOCK_SKEW
         whole = (certificate.not_valid_after_utc - issued).total_seconds()
-        return self.seconds_left() < whole / 2
+        return whole <= 0 or self.seconds_left() < whole / 2  # a short one of a version with another skew is due
 
     def context(self) -> ssl.SSLContext:
         """A TLS context that trusts the project's authority alone and shows this site's certificate."""
@@ -222,7 +226,7 @@ class SiteFolder:
             raise DeploymentError(why_not_reached(error, address)) from error
         if response.status != http.client.OK:
             reason = answer.decode(errors="replace").strip() or response.reason
-            raise DeploymentError(f"the server at {address} refuses: {reason}")
+            raise DeploymentError(f"the server at {address} refuses: {printable(reason)}")
         return answer
 
     def _require_own_certificate(self) -> None:
@@ -242,8 +246,13 @@ class SiteFolder:
                 "with --bundle and the operator's last bundle."
             ) from error
 
+    def require_keys(self) -> None:
+        """Raise `StoreError` where the node key or the certificate is damaged or gone: a node would only start anew."""
+        self._load_node_key()
+        self.certificate()
+
     def _load_node_key(self) -> ec.EllipticCurvePrivateKey:
-        return _private_key(read_private(self.node_key.private, JOIN), str(self.node_key.private))
+        return _private_key(read_private(self.node_key.private, RESTORE_KEY), str(self.node_key.private))
 
     def loopback(self) -> Tls:
         """The certificate of the node's own API on loopback, made once: it never leaves this machine."""
@@ -274,9 +283,9 @@ def _private_key(content: bytes, name: str) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise StoreError(f"{name} holds no private key: restore it from a backup.") from error
+        raise StoreError(f"{name} holds no private key: {RESTORE_KEY}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise StoreError(f"{name} is no key on the curve P-384: restore it from a backup.")
+        raise StoreError(f"{name} is no key on the curve P-384: {RESTORE_KEY}")
     return key
 
 

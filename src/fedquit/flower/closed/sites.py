@@ -23,6 +23,7 @@ from fedquit.flower.closed.private_files import exclusive, write_private_json
 FILE = "sites.json"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 VERSION = 1
+PATIENCE = 60.0  # seconds that a command waits for another one that changes the list
 MAX_CERTIFICATES = 4  # that a site has at one time
 
 
@@ -115,14 +116,15 @@ def write_sites(folder: Path, sites: Sites) -> None:
     write_private_json(folder / FILE, {"version": VERSION, "sites": listed})
 
 
-def change_sites(folder: Path, change: Callable[[dict[str, Site]], None]) -> None:
+def change_sites(folder: Path, change: Callable[[dict[str, Site]], None], patience: float = PATIENCE) -> None:
     """Change the list of sites; nobody else changes it meanwhile.
 
     Args:
         folder: of the project.
         change: changes the sites in place. If it raises, nothing is written.
+        patience: seconds to wait for somebody else who changes it.
     """
-    with exclusive(folder / "sites.lock"):
+    with exclusive(folder / "sites.lock", patience):
         sites = read_sites(folder)
         change(sites)
         write_sites(folder, sites)
@@ -143,4 +145,4 @@ def known_site(sites: Sites, name: str) -> Site:
 def check_name(name: str) -> None:
     """Raise `InputError` for a name that no site can have."""
     if not NAME.fullmatch(name):
-        raise InputError(f"{name!r} is no name of a site: use lower-case letters, digits and hyphens, at most 63.")
+        raise InputError(f"{name[:80]!r} is no name of a site: use lower-case letters, digits and hyphens, at most 63.")

@@ -14,10 +14,11 @@ import base64
 import contextlib
 import json
 import sqlite3
+import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from fedquit.core import ClientId
 from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed.binding import GO_BACK, require_own_ledger
-from fedquit.flower.closed.project import Project
+from fedquit.flower.closed.project import MAX_EXAMPLES, Project, require_examples
 from fedquit.flower.closed.sites import Site, Sites, change_sites, check_name
 from fedquit.flower.config import CLOSED_FLOOR
 from fedquit.flower.identity import fingerprint
@@ -52,6 +53,7 @@ from fedquit.running.store import locked
 TAKEN_OVER = "taken over"
 STATE_SETTING = "fedquit.state"
 FLOOR_SETTING = "fedquit.floor"
+FAR_MORE = 10  # times the median of the others: a number of examples that the operator must confirm
 UNREGISTERED = "unregistered"  # in Flower's database: the operator has removed the node
 
 
@@ -110,7 +112,11 @@ class Takeover:
 
 
 def take_over(
-    project: Project, state: Path, keys: Mapping[str, Path] | None = None, names: Mapping[ClientId, str] | None = None
+    project: Project,
+    state: Path,
+    keys: Mapping[str, Path] | None = None,
+    names: Mapping[ClientId, str] | None = None,
+    examples: Mapping[ClientId, int] | None = None,
 ) -> Takeover:
     """Make every client of a state directory a site of a project.
 
@@ -119,6 +125,7 @@ def take_over(
         state: of a deployment with registered node keys, which nobody serves now.
         keys: files of public keys by name, as `serve --member` took them; the SuperLink's database has the others.
         names: of sites by the client's number, where the name that it has cannot be used.
+        examples: of sites by the client's number, where what it said last is not to count.
 
     Returns:
         The sites that are new; none where everybody is a site already.
@@ -134,7 +141,7 @@ def take_over(
         members = read_members(state)
         given = [_read_key(name, path) for name, path in (keys or {}).items()]
         by_identity = {key.identity: key for key in [*given, *_registered(state)]}  # it knows who was removed
-        missing = [member for member in members if not _has_site(project.sites, member)]
+        missing = [member for member in members if _site_of(project.sites, member) is None]
         lost = tuple(m for m in missing if m.number in forgotten and m.key not in by_identity)
         missing = [member for member in missing if member not in lost]
         if missing and is_closed(state):
@@ -142,6 +149,8 @@ def take_over(
                 f"{state} is of a closed federation, and {missing[0].title} is no site of this project: {GO_BACK}."
             )
         _require_keys(missing, by_identity)
+        chosen = _chosen_examples(project.sites, missing, members, examples or {})
+        missing = _with_examples(missing, [m for m in members if m.number not in forgotten], chosen)
         new = _new_sites(missing, by_identity, names or {})
         _require_unused_names(project.sites, list(new.values()))
         bind_ledger(state, project.fingerprint)
@@ -238,8 +247,9 @@ def _read_key(name: str, path: Path) -> Key:
     return Key(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), name)
 
 
-def _has_site(sites: Sites, member: Member) -> bool:
-    return any(f"key:{site.fingerprints[0]}" == member.key for site in sites.values())
+def _site_of(sites: Sites, member: Member) -> Site | None:
+    """The site that a client is."""
+    return next((site for site in sites.values() if f"key:{site.fingerprints[0]}" == member.key), None)
 
 
 def _agree_examples(state: Path, sites: Sites) -> None:
@@ -269,6 +279,40 @@ def _require_keys(members: Sequence[Member], keys: Mapping[str, Key]) -> None:
                 f"the public key of {member.title} is not in the SuperLink's database: give it with --member "
                 f"{name}=FILE, as `serve` got it."
             )
+
+
+def _chosen_examples(
+    sites: Sites, new: Sequence[Member], members: Sequence[Member], given: Mapping[ClientId, int]
+) -> dict[ClientId, int]:
+    """The numbers of examples that the operator gave, of clients that become sites."""
+    becoming = {member.number for member in new}
+    agreed = {member.number: site.examples for member in members if (site := _site_of(sites, member))}
+    for number, count in given.items():
+        require_examples(f"client {number}", count)
+        if number not in becoming and agreed.get(number) != count:  # the same where the last takeover was killed
+            raise InputError(
+                f"--examples {number}={count}: no client {number} becomes a site now; the number of one that is a site "
+                "already is changed with `fedquit flower examples`."
+            )
+    return {number: count for number, count in given.items() if number in becoming}
+
+
+def _with_examples(new: Sequence[Member], staying: Sequence[Member], chosen: Mapping[ClientId, int]) -> list[Member]:
+    """The clients that become sites, with the numbers of examples that the operator gave.
+
+    What a client said is its weight from now on, and nobody has agreed to it. One that said far more than the others is
+    taken at its word only if the operator gives the number.
+    """
+    for member in new:
+        others = [max(1, other.examples) for other in staying if other is not member]
+        most = min(MAX_EXAMPLES, FAR_MORE * statistics.median(others)) if others else MAX_EXAMPLES
+        if member in staying and member.number not in chosen and member.examples > most:
+            raise InputError(
+                f"{member.title} said that it has {member.examples} examples, and nobody here is believed to have more "
+                f"than {most:.0f} ({FAR_MORE} times the median of the others, at most {MAX_EXAMPLES:,}): the number is "
+                f"its weight, so ask the site and give --examples {member.number}=N."
+            )
+    return [replace(member, examples=chosen.get(member.number, min(member.examples, MAX_EXAMPLES))) for member in new]
 
 
 def _new_sites(members: Sequence[Member], keys: Mapping[str, Key], names: Mapping[ClientId, str]) -> dict[Member, Site]:

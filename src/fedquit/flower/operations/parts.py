@@ -117,6 +117,7 @@ def run_front(project: Path) -> None:
 def run_node(site: SiteFolder) -> NoReturn:
     """Become the SuperNode of a site; a second one does not start beside it."""
     read_trust_file(site.trust)
+    site.require_keys()
     another = f"another node of {site.about['name']} runs on this machine: stop it first."
     _hold(site.folder / "node" / NODE_LOCK, another)
     _become(_node_part(site))

@@ -21,6 +21,7 @@ from fedquit.flower.closed.greeting import flower_version, in_words, is_skewed
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.service import read_served, require_signed
 from fedquit.flower.ledger import SCHEMA
+from fedquit.flower.membership import read_membership
 from fedquit.flower.operations.findings import Finding, error, from_sentence, low_disks, warning, wrong_modes
 from fedquit.flower.operations.observed import is_loopback, listeners, lock_holder
 from fedquit.flower.operations.status import DAY, MemberStatus, Source, Status, json_lines, status_of
@@ -118,6 +119,12 @@ def _checkpoint(checkpoint: Path) -> Iterator[Finding]:
             f"one of the two copies of {checkpoint} is damaged or missing",
             "the server goes on with the other and writes both anew; look after the disk.",
         )
+
+
+def _membership(case: Examination) -> Iterator[Finding]:
+    """Who takes part, as the server app reads it; `serve` writes a damaged list again within seconds."""
+    read_membership(case.state)
+    yield from ()
 
 
 def _unreadable(case: Examination) -> Iterator[Finding]:
@@ -340,6 +347,17 @@ def _requests(case: Examination) -> Iterator[Finding]:
             )
 
 
+def _revoked_requests(case: Examination) -> Iterator[Finding]:
+    """Requests of sites that were revoked before the server had them: nobody can ask for them any more."""
+    for member in case.status.members:
+        if member.state == "revoked" and member.unreceived:
+            yield warning(
+                f"{member.name} was revoked after it gave notice of {member.unreceived} requests that the server had "
+                "not received, and never will",
+                f"ask its owner; `fedquit request --server {case.state} --client {member.name}` erases the site.",
+            )
+
+
 def _paused(case: Examination) -> Iterator[Finding]:
     """Training that pauses, and a model that was withdrawn."""
     then = "enrol more sites: training then goes on by itself."
@@ -382,6 +400,7 @@ def _disks(case: Examination) -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[Examination], Iterator[Finding]], ...] = (
     _damaged_state,
+    _membership,
     _unreadable,
     _project_files,
     _app_signed,
@@ -392,6 +411,7 @@ CHECKS: tuple[Callable[[Examination], Iterator[Finding]], ...] = (
     _certificates,
     _members,
     _requests,
+    _revoked_requests,
     _paused,
     _stalled,
     _refusals,

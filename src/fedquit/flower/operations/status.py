@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedquit.errors import FedquitError, InputError
+from fedquit.flower.closed.notice_board import read_site_notices
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import Seen, read_seen
 from fedquit.flower.closed.service import read_served
@@ -52,6 +53,7 @@ class MemberStatus:
     fedquit: str = ""
     flower: str = ""
     skew: float = 0.0  # seconds that its clock was ahead
+    unreceived: int = 0  # requests of which it gave notice, and which the server has not received
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def status_of(source: Source, now: float | None = None) -> Status:
     members: tuple[MemberStatus, ...] = ()
     requests: tuple[RequestStatus, ...] = ()
     with source.noting():
-        members = tuple(_members(source, roster, set(ledger.get("erased", ())), now))
+        members = tuple(_members(source, roster, ledger, now))
     with source.noting():
         requests = tuple(_requests(ledger, roster, settings))
     with source.noting():
@@ -283,15 +285,18 @@ def _progress(source: Source, phase: Mapping[str, Any]) -> tuple[int, float | No
 
 
 def _members(
-    source: Source, roster: Sequence[Mapping[str, Any]], erased: set[int], now: float
+    source: Source, roster: Sequence[Mapping[str, Any]], ledger: Mapping[str, Any], now: float
 ) -> Iterator[MemberStatus]:
+    erased = set(ledger.get("erased", ()))
     replies = {**last_replies(source.state), **read_seen_clients(source.state)}
     seen = read_seen(source.project.server) if source.project else {}
     sites = source.sites()
+    unreceived = unreceived_requests(source.project, ledger) if source.project else {}
     clients = {str(entry["key"]): entry for entry in roster}
     for name, site in sorted(sites.items()):
         entry = clients.pop(f"key:{site.fingerprints[0]}", None)
-        yield _site(site, entry, seen.get(name), replies, erased, now)
+        member = _site(site, entry, seen.get(name), replies, erased, now)
+        yield dataclasses.replace(member, unreceived=len(unreceived.get(name, ())))
     for entry in clients.values():
         last = replies.get(entry["number"])
         forgotten = entry["number"] in erased
@@ -332,6 +337,13 @@ def _site(
         flower=seen.flower if seen else "",
         skew=seen.skew if seen else 0.0,
     )
+
+
+def unreceived_requests(project: Project, ledger: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The requests of which sites gave the front notice, and which the ledger does not have, by the site's name."""
+    received = {entry.get("request") for entry in ledger.get("entries", ())}
+    notices = read_site_notices(project.server)
+    return {name: [i for i in requests if i not in received] for name, requests in notices.items()}
 
 
 def _presence(last: float | None, now: float) -> str:
