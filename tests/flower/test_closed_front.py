@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import dataclasses
+import datetime
 import json
 import socket
 import ssl
@@ -16,14 +19,19 @@ from typing import Any
 import pytest
 
 pytest.importorskip("h11")
-from fedquit.flower.closed import front, notice_board, rules
+from cryptography import x509
+
+from fedquit.errors import StoreError
+from fedquit.flower.closed import authority, front, notice_board, rules
 from fedquit.flower.closed.authority import Authority, certificate_to_pem, key_to_pem, new_key
 from fedquit.flower.closed.courier import Courier
 from fedquit.flower.closed.greeting import greet
 from fedquit.flower.closed.notice_board import NEWS, NoticeBoard, read_site_notices, write_told
+from fedquit.flower.closed.private_files import exclusive
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import read_seen
 from fedquit.flower.closed.site_folder import REQUESTS_PATH, SiteFolder
+from fedquit.flower.closed.sites import change_sites
 from fedquit.flower.closed.supernode import watch_certificate
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.outbox import Outbox
@@ -304,6 +312,91 @@ def test_a_full_disk_does_not_end_the_front(tmp_path: Path, log: Path) -> None:
         time.sleep(seconds / 10 + 1)  # it tries in vain to renew its certificate
         assert greet(site) == []
     assert (project.folder / "front.pem").read_bytes() == before
+
+
+def test_settings_that_cannot_be_read_do_not_end_the_front(project: Project, site: SiteFolder, log: Path) -> None:
+    seconds = 4.0  # of the front's certificate
+    path = project.folder / "server.toml"
+    path.write_text(dataclasses.replace(project.settings, certificate_days=seconds / 86_400).as_toml())
+    with running(project, log):
+        before = path.read_text()
+        path.write_text("host = ")  # an operator who edits it
+        time.sleep(seconds / 2 + 1.2)
+        assert greet(site) == [], "its certificate is still valid"
+        path.write_text(before)
+        time.sleep(seconds / 2)
+        assert greet(site) == [], "the front has another one"
+    assert any("server.toml cannot be used" in line for line in log.read_text().splitlines())
+
+
+def test_a_command_that_was_stopped_while_it_changes_the_list_of_sites_stops_nobody_else(
+    project: Project, site: SiteFolder, log: Path
+) -> None:
+    """Ctrl-Z in the middle of `enrol`: the front serves and follows revocations all the same."""
+    other = enrolled(project, site.folder.parent / "hospital-1", "hospital-1")
+    with running(project, log):
+        site.renew()
+        with exclusive(project.folder / "sites.lock", 0.0):
+            began = time.monotonic()
+            with pytest.raises(DeploymentError, match="the server cannot do this now"):
+                site.renew()
+            assert greet(other) == []
+            assert time.monotonic() - began < 10
+            with pytest.raises(StoreError, match=r"another command holds .*sites\.lock, and nothing was changed"):
+                change_sites(project.folder, lambda sites: sites.clear(), 0.2)
+        site.renew()
+    assert sorted(project.sites) == ["hospital-0", "hospital-1"]
+
+
+def calendar_off_by(seconds: float) -> SimpleNamespace:
+    """The module `datetime` on a machine whose clock is ahead."""
+    off = datetime.timedelta(seconds=seconds)
+    now = SimpleNamespace(now=lambda zone: datetime.datetime.now(zone) + off)
+    return SimpleNamespace(datetime=now, timedelta=datetime.timedelta, UTC=datetime.UTC)
+
+
+def test_a_clock_that_is_set_back_makes_the_front_renew_its_certificate_at_once(
+    project: Project, site: SiteFolder, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that started with a wrong clock: by the right one the front's certificate is not valid yet."""
+    year = 365 * 86_400.0
+
+    def not_before() -> float:
+        pem = (project.folder / "front.pem").read_bytes()
+        return x509.load_pem_x509_certificate(pem).not_valid_before_utc.timestamp()
+
+    async def watch(running: front.Front) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(running._watch(), 3 * front.WATCH)
+
+    clock = SimpleNamespace(time=lambda: time.time() + year)
+    monkeypatch.setattr(front, "time", clock)
+    monkeypatch.setattr(authority, "datetime", calendar_off_by(year))
+    made = front.Front(project, log)
+    assert not_before() > time.time() + 0.9 * year
+    monkeypatch.undo()
+    asyncio.run(watch(made))
+    assert not_before() < time.time()
+    first = not_before()
+    time.sleep(1.1)
+    asyncio.run(watch(made))
+    assert not_before() == first, "once"
+    made._log.handlers[0].close()
+
+
+@pytest.mark.parametrize("days", [1.0, -1.0])
+def test_certificates_that_a_clock_issued_which_is_off_by_a_day_are_valid(
+    days: float, project: Project, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weeks = new_project(tmp_path / "weeks", 14 * 86_400.0)
+    with monkeypatch.context() as wrong:
+        wrong.setattr(authority, "datetime", calendar_off_by(days * 86_400))
+        site = enrolled(weeks, tmp_path / "site", "hospital-0")
+    with running(weeks, log):
+        assert greet(site) == []
+        site.renew()
+        assert greet(site) == []
+        assert not site.renewal_due()
 
 
 def test_too_many_open_files_do_not_end_the_front(project: Project, site: SiteFolder, log: Path) -> None:

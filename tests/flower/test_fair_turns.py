@@ -210,6 +210,24 @@ def test_a_list_that_vanishes_in_a_run_ends_it(make: MakeWorld) -> None:
         setup.serve(setup.config(train=TRAIN))
 
 
+def test_a_damaged_list_that_is_written_again_in_a_moment_ends_nothing(make: MakeWorld) -> None:
+    setup = make()
+    close(setup)
+    path = setup.folder / "state" / "sites.json"
+    sleep = setup.time.sleep
+
+    def damage(_: Message) -> None:
+        path.write_bytes(path.read_bytes()[:100])
+
+    def mended(seconds: float) -> None:
+        sleep(seconds)
+        close(setup)  # as `serve` does
+
+    at_task(setup, "train", damage)
+    setup.time.sleep = mended  # type: ignore[method-assign]
+    assert setup.serve(setup.config(train=TRAIN)).rounds == 4
+
+
 # Files that are kept twice, and traces -------------------------------------------------------------------------------
 
 
@@ -428,6 +446,8 @@ def test_when_a_request_can_be_started() -> None:
     other = entry(2)
     assert queue(tried, other, now=9e5).ready() == [other, tried], "who was served longest ago comes first"
     assert queue(entry(2, kind="samples"), tried, now=9e5).ready()[0] == tried, "whole clients before samples"
+    ahead = entry(1, id="r0009", status="done", attempts=(9e7, 9e7, 9e7))  # of a clock that was a thousand days ahead
+    assert queue(ahead, new).ready() == [new], "nobody waits for that day"
 
 
 # Too few that stay ---------------------------------------------------------------------------------------------------

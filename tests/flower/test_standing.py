@@ -97,6 +97,44 @@ def test_all_nodes_are_asked_from_time_to_time_for_ever(tmp_path: Path) -> None:
     assert len(scene.runs) == pytest.approx(YEAR / 50 / 3600.0, rel=0.05)
 
 
+def test_a_clock_that_is_set_back_by_a_year_makes_nothing_wait_for_it(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, end=20_000.0)
+    scene.now += YEAR  # a machine that starts with a wrong clock
+    scene.end += YEAR
+    scene.outcome = iter(["", "lost"])
+    site = {"site": frozenset({"aa"})}
+
+    def set_back() -> None:
+        scene.now -= YEAR
+        scene.end -= YEAR
+
+    scene.at[YEAR + 130.0] = set_back  # while it waits after a run that was lost
+    scene.at[YEAR + 100.0] = partial(write_notices, tmp_path, site)
+    with pytest.raises(Stopped):
+        scene.keep_open(sweep=3600.0)
+    runs = [run for run in scene.runs if run < YEAR / 2]
+    assert len(runs) >= 4, "all nodes are asked every hour"
+    assert runs[0] < 130 + 100, "and the run that was lost is tried again"
+
+
+def test_notices_before_a_clock_was_set_back_keep_no_site_from_being_heard(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, end=20_000.0)
+    scene.now += YEAR
+    scene.end += YEAR
+    for number in range(4):
+        ids = frozenset(f"{i:02x}" for i in range(number + 1))
+        scene.at[YEAR + 100.0 * (number + 1)] = partial(write_notices, tmp_path, {"site": ids})
+
+    def set_back() -> None:
+        scene.now -= YEAR
+        scene.end -= YEAR
+
+    scene.at[YEAR + 450.0] = set_back
+    with pytest.raises(Stopped):
+        scene.keep_open(sweep=10 * YEAR)
+    assert [run // 100 for run in scene.runs if run < YEAR / 2] == [4], "the fourth, whose turn had not come"
+
+
 def test_what_had_to_wait_is_served_when_it_is_due(tmp_path: Path) -> None:
     write_json(tmp_path / "result.json", {"next": 1e9 + 400})
     scene = Scene(tmp_path, end=1000.0)

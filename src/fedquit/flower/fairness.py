@@ -49,7 +49,9 @@ class Queue:
 
     def _token_at(self, entry: Erasure) -> float:
         """When the client of a request may have it started (Unix time); the operator may at any time."""
-        return self.bucket.next_token(self._starts(entry.client)) if entry.source == "client" else -math.inf
+        if entry.source != "client":
+            return -math.inf
+        return self.bucket.next_token(when for when in self._starts(entry.client) if when <= self.now)
 
     @property
     def waits_for_clients(self) -> bool:

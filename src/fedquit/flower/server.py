@@ -51,6 +51,8 @@ from fedquit.utils.files import write_json
 
 DAY = 86_400.0  # seconds
 MUTE_DAYS = 1.0  # without a client, after which the operator is warned of it once a day
+LIST_PATIENCE = 10.0  # seconds in which `fedquit flower serve` writes a list of sites again that was damaged
+LOOK_AGAIN = 0.5  # seconds between two looks at it
 STATUS = 120.0  # seconds in which a node must say who it is; a process starts for that
 
 
@@ -173,7 +175,18 @@ class _Server:
         self.phases = Phases(parts)
 
     def sites(self) -> dict[str, Membership] | None:
-        """Who takes part now, in a closed federation; one that was closed is never open again."""
+        """Who takes part now, in a closed federation; a list that is damaged or gone is waited for a moment."""
+        deadline = self.clock.now() + LIST_PATIENCE
+        while True:
+            try:
+                return self._listed()
+            except StoreError:
+                if self.clock.now() >= deadline:
+                    raise
+                self.clock.sleep(LOOK_AGAIN)
+
+    def _listed(self) -> dict[str, Membership] | None:
+        """The list of sites as it is on disk; a federation that was closed is never open again."""
         listed = read_membership(self.folder.path)
         if listed is None and self.ledger.closed:
             raise StoreError(

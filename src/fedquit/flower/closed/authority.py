@@ -23,7 +23,7 @@ from fedquit.flower.deploy.keys import distinguished_name, general_name, key_usa
 Use = Literal["client", "server"]
 USES = {"client": ExtendedKeyUsageOID.CLIENT_AUTH, "server": ExtendedKeyUsageOID.SERVER_AUTH}
 AUTHORITY_YEARS = 10
-CLOCK_SKEW = datetime.timedelta(hours=1)  # the clocks of two machines may differ
+CLOCK_SKEW = datetime.timedelta(hours=25)  # the clocks of two machines may differ by a day: both say so then
 RESTORE = "restore it from a backup; without it no certificate can be issued or renewed."
 
 

@@ -83,6 +83,7 @@ class Front:
     _unreadable: float | None = None  # since when the list of sites cannot be read (Unix time)
     _said: float = 0.0  # when that was last written down (Unix time)
     _own_renewal: float = 0.0  # when the front's own certificate is renewed next (Unix time)
+    _own_since: float = 0.0  # before this it is not valid: by a clock that was set back it is renewed at once
 
     def __post_init__(self) -> None:
         settings = self.project.settings
@@ -96,6 +97,7 @@ class Front:
         self._upstream = ssl.create_default_context(cafile=str(self.project.loopback.authority))
         self._seen = SeenSites(self.log.parent)
         self.board = NoticeBoard(self.log.parent, settings.address)
+        self._retry = min(RETRY, settings.certificate_seconds / 10)
         every = min(3600.0, settings.certificate_seconds / RENEWALS)
         self._renewals = SiteLimit(TokenBucket(RENEWALS, every))
         self._start_certificate()
@@ -240,11 +242,12 @@ class Front:
                 if isinstance(refusal := self.site_of(sha256), rules.Refusal):
                     self._note(site=name, cut=refusal.reason)
                     writer.transport.abort()
-            if now > self._own_renewal:
+            if not self._own_since <= now <= self._own_renewal:
                 try:
                     self._renew_own_certificate()
                 except (FedquitError, OSError) as error:  # for example a full disk: the present one counts
-                    self._own_renewal = now + min(RETRY, self.project.settings.certificate_seconds / 10)
+                    self._own_since = now
+                    self._own_renewal = now + self._retry
                     self._note(cannot=f"renew the front's own certificate: {_reason(error)}")
             with contextlib.suppress(FedquitError, OSError):  # a full disk must not end the front
                 self._seen.write_if_due(now)
@@ -280,7 +283,7 @@ class Front:
             if until <= time.time():
                 raise
             self._context.load_cert_chain(self._own)
-            self._own_renewal = time.time() + min(RETRY, self.project.settings.certificate_seconds / 10)
+            self._own_renewal = time.time() + self._retry
             self._note(cannot=f"renew the front's own certificate: {_reason(error)}")
 
     @property
@@ -304,6 +307,7 @@ class Front:
         )
         path = write_private(self._own, key_to_pem(key) + certificate_to_pem(certificate))
         self._context.load_cert_chain(path)
+        self._own_since = certificate.not_valid_before_utc.timestamp()
         self._own_renewal = time.time() + settings.certificate_seconds / 2
 
 

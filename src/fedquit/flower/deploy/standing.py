@@ -59,7 +59,7 @@ class Standing:
         notices = read_notices(self.state)
         for identity in self._fresh_notices(notices):
             within = NOTICED_RUNS.burst * NOTICED_RUNS.every
-            recent = [when for when in self._noticed_runs.get(identity, []) if now - when < within]
+            recent = [when for when in self._noticed_runs.get(identity, []) if 0 <= now - when < within]
             self._noticed_runs[identity] = [*recent, now]
         self._notices = notices
         self._sites = self._read_sites()
@@ -109,7 +109,8 @@ class Standing:
         if files - self._left or (files and now - since >= self._left_pause):
             return "the operator has filed a request"
         for identity in self._fresh_notices(read_notices(self.state)):
-            if NOTICED_RUNS.next_token(self._noticed_runs.get(identity, [])) <= now:
+            past = [when for when in self._noticed_runs.get(identity, []) if when <= now]  # a clock may be set back
+            if NOTICED_RUNS.next_token(past) <= now:
                 return "a site has given notice of a request"
         result = self.result
         due = result.get("next")
@@ -127,6 +128,7 @@ class Standing:
         """
         since = self.clock()
         while True:
+            since = min(since, self.clock())  # a clock that was set back must not make all requests wait for it
             if lost and self.clock() - since >= lost:
                 return LOST
             reason = "" if lost else self.reason_to_run(since)
