@@ -298,7 +298,7 @@ def test_a_half_copied_project(project: Project, tmp_path: Path) -> None:
             Project.open(copied)
     copied = Path(shutil.copytree(project.folder, tmp_path / "truncated"))
     (copied / "sites.json").write_text((copied / "sites.json").read_text()[:10])
-    with pytest.raises(StoreError, match=r"is not a list of sites: restore it from a backup\. Do not delete it"):
+    with pytest.raises(StoreError, match=r"is not a list of sites.*: restore it from a backup, .*\. Do not delete it"):
         read_sites(copied)
 
 
@@ -328,6 +328,34 @@ def test_a_half_copied_site_does_not_start_its_node(
     assert isinstance(done.exception, FedquitError)
     assert str(site.folder) in str(done.exception)
     assert not (tmp_path / "home").exists(), "nothing was begun"
+
+
+def test_folders_of_keys_are_not_given_to_app_code(project: Project, site: SiteFolder, tmp_path: Path) -> None:
+    """`--state project`: the list of the server app, which has the same name, would replace that of the project."""
+    apps.sign(app_folder(), apps.load_release_key(project.folder / "release.key"), project.apps)
+    before = snapshot(project.folder), snapshot(site.folder)
+    at = ["--project", str(project.folder), "--state"]
+    commands = [
+        ["serve", str(app_folder()), *at, str(project.folder)],
+        ["serve", str(app_folder()), *at, str(tmp_path)],
+        ["prepare", *at, str(project.folder)],
+        ["node", "--site", str(site.folder), "--home", str(site.folder)],
+        ["prepare", "--site", str(site.folder), "--home", str(tmp_path)],
+    ]
+    for words in commands:
+        done = CliRunner().invoke(fedquit, ["flower", *words])
+        assert isinstance(done.exception, InputError), words
+        assert "give --state a folder of its own" in str(done.exception) or "--home" in words
+    assert (snapshot(project.folder), snapshot(site.folder)) == before
+    (tmp_path / "link").symlink_to(project.folder)
+    done = CliRunner().invoke(fedquit, ["flower", "serve", str(app_folder()), *at, str(tmp_path / "link")])
+    assert "holds the keys of" in str(done.exception)
+
+
+def test_two_ports_that_are_one(tmp_path: Path) -> None:
+    words = ["flower", "init", str(tmp_path / "new"), "--host", "a", "--port", "9443", "--superlink-port", "9443"]
+    assert "give two ports" in str(CliRunner().invoke(fedquit, words).exception)
+    assert not (tmp_path / "new").exists()
 
 
 # A full disk ---------------------------------------------------------------------------------------------------------
@@ -407,9 +435,11 @@ def test_what_a_server_says_cannot_reach_the_terminal_of_a_site(project: Project
         """A server with a valid certificate that writes to terminals."""
 
         def do_POST(self) -> None:
+            words = b"\x1b]0;owned\x07 no\nerror: forged"
             self.send_response(403)
+            self.send_header("Content-Length", str(len(words)))
             self.end_headers()
-            self.wfile.write(b"\x1b]0;owned\x07 no\nerror: forged")
+            self.wfile.write(words)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from fedquit.errors import StoreError
 from fedquit.flower import twice
+from fedquit.flower.closed import sites
 from fedquit.flower.membership import read_membership, write_membership
 from fedquit.flower.outbox import Inbox
 from fedquit.flower.server import ServerResult
@@ -110,12 +111,26 @@ def test_any_changed_byte_of_an_operators_request_is_found(share: float, bits: i
 @settings(deadline=None, max_examples=200)
 def test_any_changed_byte_of_the_list_of_sites_is_found(share: float, bits: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        sites = [Site(name, 23, (fingerprint,), None) for name, fingerprint in (("a", "01ab"), ("b", "23cd"))]
-        path = write_membership(Path(folder), sites)
+        listed = [Site(name, 23, (fingerprint,), None) for name, fingerprint in (("a", "01ab"), ("b", "23cd"))]
+        path = write_membership(Path(folder), listed)
         expected = read_membership(Path(folder))
         path.write_bytes(flipped(path.read_bytes(), share, bits))
         with contextlib.suppress(StoreError):
             assert read_membership(Path(folder)) == expected, "such as another white space"
+
+
+@given(st.floats(0, 1), st.integers(1, 255))
+@settings(deadline=None, max_examples=200)
+def test_any_changed_byte_of_the_projects_list_is_found(share: float, bits: int) -> None:
+    """One digit would give a site another weight, and no other error may reach the front, which would end."""
+    with tempfile.TemporaryDirectory() as folder:
+        listed = [sites.Site(name, 23, ("AAAA",), (sites.Certificate("ab", 2e9),), 1e9) for name in ("a", "b")]
+        sites.write_sites(Path(folder), {site.name: site for site in listed})
+        path = Path(folder) / sites.FILE
+        expected = sites.read_sites(Path(folder))
+        path.write_bytes(flipped(path.read_bytes(), share, bits))
+        with contextlib.suppress(StoreError):
+            assert sites.read_sites(Path(folder)) == expected, "such as another white space"
 
 
 def test_an_operators_request_with_a_changed_byte_is_kept_and_can_be_mended(make: MakeWorld) -> None:

@@ -402,7 +402,7 @@ CASES: dict[str, tuple[Any, str]] = {
     ),
     "damaged sites": (
         lambda p, s: (p.folder / "sites.json").write_text("["),
-        r"sites.json is not a list of sites: restore it",
+        r"sites.json is not a list of sites.*: restore it",
     ),
 }
 

@@ -55,6 +55,18 @@ def hand_over_tree(folder: Path, user: AppUser | None) -> Path:
     return folder
 
 
+def require_apart(keys: Path, folder: Path, option: str) -> None:
+    """Raise `InputError` where a folder that app code gets is that of the keys, or holds it.
+
+    Args:
+        keys: the folder of a project or a site.
+        folder: the state directory or the home.
+        option: which the folder was given with.
+    """
+    if keys.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{folder} holds the keys of {keys}, and app code gets it: give {option} a folder of its own.")
+
+
 def copy_for(user: AppUser | None, folder: Path, *files: Path) -> list[Path]:
     """Copy files to a folder that only the user can enter.
 

@@ -66,6 +66,8 @@ class Settings:
         for port in (self.port, self.superlink_port):
             if not 0 < port < 65_536:
                 raise InputError(f"{port} is no port: give a number from 1 to 65535.")
+        if self.port == self.superlink_port:
+            raise InputError(f"the front and the SuperLink cannot both have port {self.port}: give two ports.")
         if not 0 < self.certificate_days <= 400:
             raise InputError("certificates can be valid for up to 400 days: give a number of days.")
 

@@ -21,7 +21,15 @@ from typing import Any
 
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.closed import pair
-from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over, hand_over_tree, require_access
+from fedquit.flower.closed.app_user import (
+    SAME_USER,
+    AppUser,
+    copy_for,
+    hand_over,
+    hand_over_tree,
+    require_access,
+    require_apart,
+)
 from fedquit.flower.closed.apps import RESTORE_TRUST, archive, read_trust_file, signatures
 from fedquit.flower.closed.courier import Courier
 from fedquit.flower.closed.front import listen
@@ -165,6 +173,7 @@ def open_federation(
     from fedquit.flower.closed.binding import bind  # it needs PyTorch, which a site's node does without
 
     project = Project(project.folder.resolve())  # processes start in other folders
+    require_apart(project.folder, state, "--state")  # both have a list of sites, under one name
     state = make_private_folder(state.resolve())
     make_private_folder(project.server)
     processes = _attached if attach else _processes
@@ -529,6 +538,7 @@ def run_site(run: SiteRun, *, say: Say = lambda _: None) -> None:
     about = site.about
     read_trust_file(site.trust)
     site.require_keys()
+    require_apart(site.folder, run.home, "--home")
     if not run.home.exists():
         hand_over(make_private_folder(run.home), run.app_user)
     make_private_folder(run.folder)

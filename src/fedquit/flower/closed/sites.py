@@ -19,6 +19,7 @@ from typing import Any
 
 from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed.private_files import exclusive, write_private_json
+from fedquit.utils.files import with_checksum, without_checksum
 
 FILE = "sites.json"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -92,18 +93,19 @@ def read_sites(folder: Path) -> dict[str, Site]:
     """The sites of a project, by name."""
     path = folder / FILE
     try:
-        text = path.read_text()
+        text = path.read_bytes()
     except OSError as error:
         raise StoreError(
             f"cannot read {path} ({error.strerror}): let the user who runs this own it, or restore it from a backup."
         ) from error
     try:
-        content = json.loads(text)
+        content = without_checksum(json.loads(text))
         version = content["version"]
         sites = [Site.from_json(value) for value in content["sites"]] if version == VERSION else []
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, StoreError) as error:
         raise StoreError(
-            f"{path} is not a list of sites: restore it from a backup. Do not delete it: it says who may take part."
+            f"{path} is not a list of sites, or a byte of it has changed: restore it from a backup, and revoke again "
+            "who was revoked since. Do not delete it: it says who may take part."
         ) from error
     if version != VERSION:
         raise StoreError(f"{path} is of another version of fedquit: use that version.")
@@ -113,7 +115,7 @@ def read_sites(folder: Path) -> dict[str, Site]:
 def write_sites(folder: Path, sites: Sites) -> None:
     """Write the list of sites, whole or not at all."""
     listed = [site.as_json() for _, site in sorted(sites.items())]
-    write_private_json(folder / FILE, {"version": VERSION, "sites": listed})
+    write_private_json(folder / FILE, with_checksum({"version": VERSION, "sites": listed}))
 
 
 def change_sites(folder: Path, change: Callable[[dict[str, Site]], None], patience: float = PATIENCE) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed import front
-from fedquit.flower.closed.app_user import AppUser, hand_over, hand_over_tree, require_access
+from fedquit.flower.closed.app_user import AppUser, hand_over, hand_over_tree, require_access, require_apart
 from fedquit.flower.closed.apps import read_trust_file
 from fedquit.flower.closed.private_files import make_private_folder, open_lock, write_private_json
 from fedquit.flower.closed.project import Project
@@ -52,6 +52,7 @@ def prepare_server(project: Project, state: Path, app_user: AppUser | None) -> N
         app_user: who runs the SuperLink and the server app; the present user if None.
     """
     project = Project(project.folder.resolve())
+    require_apart(project.folder, state, "--state")
     hand_over(make_private_folder(project.server), owner_of(project.folder))
     folder = make_private_folder(make_private_folder(state.resolve()) / FOLDER)
     both = superlink_descriptions(project, folder, app_user)
@@ -75,6 +76,7 @@ def prepare_site(
         port: of the node's own API, on loopback.
     """
     site = SiteFolder(site.folder.resolve())
+    require_apart(site.folder, home, "--home")
     home = make_private_folder(home.resolve())
     read_trust_file(site.trust)
     run = SiteRun(site, home, settings, app_user)
