@@ -34,6 +34,7 @@ from fedquit.cli import app as fedquit
 from fedquit.errors import FedquitError, InputError, StoreError
 from fedquit.flower.canaries import HomeCanaries
 from fedquit.flower.closed import apps, greeting
+from fedquit.flower.closed.app_user import SAME_USER
 from fedquit.flower.closed.authority import Authority, certificate_to_pem, key_to_pem, new_key
 from fedquit.flower.closed.courier import Courier
 from fedquit.flower.closed.greeting import Greeting, ServerWatch, differences, greet
@@ -285,9 +286,11 @@ def test_two_servers_on_one_project_or_one_state_directory(project: Project, mak
 
 def test_two_copies_of_a_project_on_one_machine(project: Project, tmp_path: Path) -> None:
     copied = Project(Path(shutil.copytree(project.folder, tmp_path / "copied")))
+    said: list[str] = []
     with running(project, project.front_log), pytest.raises(StoreError, match="stop the other server") as refusal:
-        open_federation(copied, tmp_path / "state").__enter__()
+        open_federation(copied, tmp_path / "state", say=said.append).__enter__()
     assert str(project.settings.port) in str(refusal.value)
+    assert SAME_USER in said, "where users cannot be separated, that is said"
 
 
 def test_a_half_copied_project(project: Project, tmp_path: Path) -> None:

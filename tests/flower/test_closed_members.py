@@ -8,6 +8,7 @@ import dataclasses
 import http.server
 import inspect
 import io
+import itertools
 import json
 import os
 import re
@@ -39,11 +40,11 @@ from typer.testing import CliRunner
 from fedquit.cli import app as fedquit
 from fedquit.errors import InputError, StoreError
 from fedquit.flower.closed import apps, bundle, requests, rules, service, sites
-from fedquit.flower.closed.app_user import AppUser, copy_for, hand_over_tree, require_access
+from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over_tree, require_access
 from fedquit.flower.closed.authority import new_key
 from fedquit.flower.closed.bundle import Bundle
 from fedquit.flower.closed.notice_board import NoticeBoard
-from fedquit.flower.closed.private_files import make_private_folder
+from fedquit.flower.closed.private_files import make_private_folder, only_one
 from fedquit.flower.closed.project import Project, Settings
 from fedquit.flower.closed.site_folder import SiteFolder
 from fedquit.flower.deploy.control import Connection
@@ -733,6 +734,31 @@ def test_a_clock_that_is_set_back_by_a_year_does_not_keep_a_certificate_from_bei
     with pytest.raises(_Ended):
         service._keep_certificate(Site(), "hospital-0", courier, lambda _: None)  # type: ignore[arg-type]
     assert renewals == [pytest.approx(7, abs=0.1)]
+
+
+def test_a_node_says_that_app_code_could_read_its_keys_and_never_gives_up(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is started before its server, or before it is registered, ends and is started again, for years."""
+    folder = enrolled(project, tmp_path, "hospital-0")
+    started: list[dict[str, Any]] = []
+
+    def supervised(*_: object, **options: Any) -> None:
+        started.append(options)
+        raise _Ended
+
+    monkeypatch.setattr(service, "SupervisedProcess", supervised)
+    said: list[str] = []
+    with pytest.raises(_Ended):
+        service.run_site(service.SiteRun(folder, tmp_path / "home"), say=said.append)
+    assert SAME_USER in said
+    pauses = itertools.islice(started[0]["backoff"], 100_000)
+    assert max(pauses) <= 60, "soon after its server is there"
+    year = 365 * 86_400
+    assert started[0]["backoff"].attempts * started[0]["backoff"].longest > 100 * year
+    lock = folder.folder / "node" / service.NODE_LOCK
+    with only_one(lock, ""), pytest.raises(StoreError, match="another node of hospital-0 runs on this machine"):
+        service.run_site(service.SiteRun(folder, tmp_path / "home"), say=said.append)
 
 
 def test_the_list_of_sites_has_a_history(project: Project, tmp_path: Path) -> None:
