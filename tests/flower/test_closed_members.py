@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -38,8 +39,8 @@ from cryptography.hazmat.primitives.serialization import (
 from typer.testing import CliRunner
 
 from fedquit.cli import app as fedquit
-from fedquit.errors import InputError, StoreError
-from fedquit.flower.closed import apps, bundle, requests, rules, service, sites
+from fedquit.errors import FedquitError, InputError, StoreError
+from fedquit.flower.closed import apps, bundle, requests, rules, service, sites, supernode
 from fedquit.flower.closed.app_user import SAME_USER, AppUser, copy_for, hand_over_tree, require_access
 from fedquit.flower.closed.authority import new_key
 from fedquit.flower.closed.bundle import Bundle
@@ -47,6 +48,7 @@ from fedquit.flower.closed.notice_board import NoticeBoard
 from fedquit.flower.closed.private_files import make_private_folder, only_one
 from fedquit.flower.closed.project import Project, Settings
 from fedquit.flower.closed.site_folder import SiteFolder
+from fedquit.flower.deploy.commands import Node
 from fedquit.flower.deploy.control import Connection
 from fedquit.flower.deploy.errors import DeploymentError
 from fedquit.flower.deploy.keys import make_node_key
@@ -330,7 +332,7 @@ def test_a_bundle_with_odd_members_writes_nothing(tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_bundle_that_says_what_no_operator_says_is_refused(
-    about: dict[str, object], project: Project, tmp_path: Path
+    about: dict[str, Any], project: Project, tmp_path: Path
 ) -> None:
     """The name becomes that of a log, and the address goes to the network."""
     folder = site(tmp_path, "hospital-0")
@@ -643,6 +645,56 @@ def test_the_operator_agrees_on_another_number_of_examples(project: Project, tmp
         project.agree_examples("hospital-0", 0)
     with pytest.raises(InputError, match="cannot have more than 1,000,000,000 examples"):
         project.agree_examples("hospital-0", 10**12)
+
+
+# The commands of the processes -----------------------------------------------------------------------------------------
+
+
+def pairs(command: list[str]) -> dict[str, str]:
+    """Each word of a command with the one that follows it."""
+    return dict(itertools.pairwise(command))
+
+
+def test_apps_run_apart_from_the_node_and_the_superlink_and_know_a_secret(project: Project, tmp_path: Path) -> None:
+    """Without the secret anybody on the machine is given the task of an app, as `test_stranger.py` tries."""
+    folder = enrolled(project, tmp_path, "hospital-0")
+    node = Node("hospital-0", 9094, {}, folder.node_key)
+    sides = [
+        service.superlink_descriptions(project, make_private_folder(tmp_path / "state"), None),
+        service.SiteRun(folder, tmp_path / "home").descriptions(node),
+    ]
+    for serving, running in sides:
+        secret = Path(pairs(serving["command"])["--superexec-auth-secret-file"]).read_bytes()
+        assert len(secret) == 32
+        assert pairs(serving["command"])["--isolation"] == "process"
+        assert Path(pairs(running["command"])["--superexec-auth-secret-file"]).read_bytes() == secret
+    of_node = pairs(sides[1][0]["command"])
+    assert of_node["--trusted-entities"] == str(folder.trust)
+    assert "--insecure" not in of_node
+
+
+@pytest.mark.parametrize(
+    ("trust", "words", "sentence"),
+    [
+        ("{}\n", ["--trusted-entities", "trust.yaml", "--isolation", "process"], "trusts nobody"),
+        (None, ["--isolation", "process"], "runs signed apps only"),
+        (None, ["--trusted-entities", "trust.yaml"], "in a process of their own"),
+    ],
+)
+def test_a_node_that_would_run_any_app_does_not_start(
+    trust: str | None,
+    words: list[str],
+    sentence: str,
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = enrolled(project, tmp_path, "hospital-0")
+    if trust is not None:
+        folder.trust.write_text(trust)
+    monkeypatch.setattr(sys, "argv", ["supernode", str(folder.folder), *words])
+    with pytest.raises(FedquitError, match=sentence):
+        supernode.main()
 
 
 # A node that keeps its certificate -----------------------------------------------------------------------------------

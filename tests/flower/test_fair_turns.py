@@ -216,7 +216,7 @@ def test_a_damaged_list_that_is_written_again_in_a_moment_ends_nothing(make: Mak
     path = setup.folder / "state" / "sites.json"
     sleep = setup.time.sleep
 
-    def damage(_: Message) -> None:
+    def damage(_: ClientId) -> None:
         path.write_bytes(path.read_bytes()[:100])
 
     def mended(seconds: float) -> None:
