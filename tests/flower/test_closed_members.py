@@ -647,7 +647,7 @@ def test_the_operator_agrees_on_another_number_of_examples(project: Project, tmp
         project.agree_examples("hospital-0", 10**12)
 
 
-# The commands of the processes -----------------------------------------------------------------------------------------
+# The commands of the processes ---------------------------------------------------------------------------------------
 
 
 def pairs(command: list[str]) -> dict[str, str]:

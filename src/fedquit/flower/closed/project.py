@@ -387,5 +387,5 @@ def _require_unused(sites: Sites, asked: SiteRequest, name: str) -> None:
         if site.name != name and asked.node_header in site.keys:
             raise InputError(
                 f"the node key of this request is that of {site.name}: each site makes its own with "
-                "`fedquit flower join`."
+                "`fedquit flower join --new`."
             )
