@@ -448,6 +448,9 @@ def test_when_a_request_can_be_started() -> None:
     assert queue(entry(2, kind="samples"), tried, now=9e5).ready()[0] == tried, "whole clients before samples"
     ahead = entry(1, id="r0009", status="done", attempts=(9e7, 9e7, 9e7))  # of a clock that was a thousand days ahead
     assert queue(ahead, new).ready() == [new], "nobody waits for that day"
+    received = entry(1, since=9e7)
+    assert not queue(received, here=set(), now=HOUR - 1).is_overdue(received)
+    assert queue(received, here=set(), now=HOUR).is_overdue(received), "nor for a deadline after it"
 
 
 # Too few that stay ---------------------------------------------------------------------------------------------------

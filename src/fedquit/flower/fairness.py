@@ -43,9 +43,13 @@ class Queue:
         """Whether a client has had its time, so that the request is served without it."""
         if entry.client in self.revoked:
             return True
-        last_moment = max(entry.since + self.deadline, self.began + self.grace)
         untried = not entry.attempts and entry.client in self.here
-        return self.now >= last_moment and not untried
+        return self.now >= self._last_moment(entry) and not untried
+
+    def _last_moment(self, entry: Erasure) -> float:
+        """Until when a client has time; from this start on where the clock was set back since its request came."""
+        since = entry.since if entry.since <= self.now else self.began
+        return max(since + self.deadline, self.began + self.grace)
 
     def _token_at(self, entry: Erasure) -> float:
         """When the client of a request may have it started (Unix time); the operator may at any time."""
@@ -63,7 +67,7 @@ class Queue:
         token = self._token_at(entry)
         if token > self.now or self.patient or self.is_overdue(entry):
             return token
-        last_moment = max(entry.since + self.deadline, self.began + self.grace)
+        last_moment = self._last_moment(entry)
         tried = len(entry.attempts)
         if entry.client not in self.here or tried >= TRIES:
             return last_moment
