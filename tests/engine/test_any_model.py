@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedquit.core import Local, Params, Reply, Task
+from fedquit.core import Batch, Local, Params, Reply, Task
 from fedquit.core.fedavg import Learn, cross_entropy
+from fedquit.core.gradients import per_example_gradients
 from fedquit.core.params import fingerprint, is_statistic, mean, nbytes, statistics_of, weights_of
 from fedquit.core.recalibration import Recalibrate
 from fedquit.data.federated import Dataset, FederatedData
@@ -31,6 +32,7 @@ from fedquit.methods.pga import Ascend
 from fedquit.methods.ssd import FisherDiagonal
 from fedquit.models import FunctionalModel, load_model
 from gpu import GPU_MARKS, gpu_engine, gpu_replies, needs_gpu
+from graph_stand_ins import capture_on_cpu
 
 HERE = Address(seed=5, phase="train", round=2, question=1)
 EXACT = 1e-12
@@ -263,6 +265,34 @@ def test_unlearning_on_a_gpu(name: str) -> None:
     for reply, wanted in zip(replies("cuda", name, ask), replies(SequentialEngine, name, ask), strict=True):
         assert apart(reply.params, wanted.params) <= EXACT
         assert all(torch.equal(reply.params[n], start[n]) for n in statistics_of(start))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_unlearning_in_captured_steps(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As on a GPU, where no mode replaces operations: torch's layers must not take fused ones without a derivative."""
+    start = trained(name)
+    ask = ask_of(UNLEARNING["fedquit"], start)
+    expected = replies(SequentialEngine, name, ask)
+    capture_on_cpu(monkeypatch)
+    for reply, wanted in zip(replies(StackedEngine, name, ask), expected, strict=True):
+        assert apart(reply.params, wanted.params) <= EXACT
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention on a CPU has no batching rule
+def test_gradients_of_single_examples_of_torchs_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By transforms, without a fused operation: none of these has a batching rule or a derivative."""
+    for name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"):
+        monkeypatch.setattr(torch, name, None)
+    model, start = model_of("attention"), trained("attention")
+    x, y = VECTORS.x[:3], VECTORS.y[:3]
+    batch = Batch(x, y, torch.zeros(3), torch.zeros(3), torch.ones(3, dtype=torch.bool))
+    found = per_example_gradients(lambda params, part: cross_entropy(model(params, part.x), part.y), start, batch)
+    for row in range(3):
+        leaves = {n: p.clone().requires_grad_() for n, p in start.items()}
+        loss = cross_entropy(model(leaves, x[row : row + 1]), y[row : row + 1]).sum()
+        for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+            torch.testing.assert_close(found[name][row], g, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("task", UNLEARNING)

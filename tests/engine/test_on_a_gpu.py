@@ -47,6 +47,16 @@ def test_a_gpu_computes_what_the_sequential_engine_does(name: str, compile: Comp
         start = expected[0].params
 
 
+def test_a_compiled_step_repeats_on_a_gpu() -> None:
+    """To the last bit, though all positions add to one row of an embedding."""
+    model, data = NETWORKS["bert"]()
+    ask = Ask(Learn(LOCAL), tuple(range(len(SIZES))), "all", {"start": model.init(3)}, Address(2, "train"))
+    engines = [gpu_engine(model, data, compile="always") for _ in range(2)]
+    first, *others = [gpu_replies(engine, ask) for engine in (*engines, engines[0], engines[0])]
+    for other in others:
+        assert all(torch.equal(a.params[n], b.params[n]) for a, b in zip(first, other, strict=True) for n in a.params)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("compile", ["never", "always"])
 def test_bfloat16_is_near_float32(optimizer: str, compile: Compile) -> None:
