@@ -6,12 +6,11 @@ What Python holds at that moment is frozen, as in a CUDA graph; only what lies i
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -343,10 +342,8 @@ def test_garbage_is_collected_again_after_a_capture(model: FunctionalModel, monk
     list(StackedEngine(model, data, {}).run(ask))
     assert gc.isenabled()
 
-    @contextlib.contextmanager
-    def fails(*_: object, **__: object) -> Iterator[None]:
+    def fails(*_: object, **__: object) -> NoReturn:
         raise RuntimeError("capture")
-        yield
 
     monkeypatch.setattr(torch.cuda, "graph", fails)
     with pytest.raises(RuntimeError, match="capture"):
