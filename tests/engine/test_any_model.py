@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedquit.core import Batch, Local, Params, Reply, Task
+from fedquit.core import Local, Params, Reply, Task
 from fedquit.core.fedavg import Learn, cross_entropy
-from fedquit.core.gradients import per_example_gradients
 from fedquit.core.params import fingerprint, is_statistic, mean, nbytes, statistics_of, weights_of
 from fedquit.core.recalibration import Recalibrate
 from fedquit.data.federated import Dataset, FederatedData
@@ -277,22 +276,6 @@ def test_unlearning_in_captured_steps(monkeypatch: pytest.MonkeyPatch, name: str
     capture_on_cpu(monkeypatch)
     for reply, wanted in zip(replies(StackedEngine, name, ask), expected, strict=True):
         assert apart(reply.params, wanted.params) <= EXACT
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention on a CPU has no batching rule
-def test_gradients_of_single_examples_of_torchs_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By transforms, without a fused operation: none of these has a batching rule or a derivative."""
-    for name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"):
-        monkeypatch.setattr(torch, name, None)
-    model, start = model_of("attention"), trained("attention")
-    x, y = VECTORS.x[:3], VECTORS.y[:3]
-    batch = Batch(x, y, torch.zeros(3), torch.zeros(3), torch.ones(3, dtype=torch.bool))
-    found = per_example_gradients(lambda params, part: cross_entropy(model(params, part.x), part.y), start, batch)
-    for row in range(3):
-        leaves = {n: p.clone().requires_grad_() for n, p in start.items()}
-        loss = cross_entropy(model(leaves, x[row : row + 1]), y[row : row + 1]).sum()
-        for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
-            torch.testing.assert_close(found[name][row], g, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("task", UNLEARNING)

@@ -2,8 +2,8 @@
 """Attention of torch's own layers, computed by operations that can be differentiated and vectorised.
 
 Where nothing requires a gradient, `torch.nn.MultiheadAttention` and `torch.nn.TransformerEncoderLayer` in evaluation
-mode go to fused operations that have no derivative and no batching rule. Inside `torch.func.vmap` and `torch.func.grad`
-tensors do not say that they require one. Torch leaves its fused operations alone while a mode listens to its functions.
+mode go to fused operations that have no derivative and no batching rule. Inside `torch.func.vmap` tensors do not say
+that they require one. Torch leaves its fused operations alone while a mode listens to its functions.
 """
 
 from __future__ import annotations
