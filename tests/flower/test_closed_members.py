@@ -849,8 +849,8 @@ def test_who_takes_part_is_written_again_at_once_where_the_server_apps_file_is_d
         (state / "sites.json").unlink()
         eventually(lambda: bool(readable(state)))
         assert (state / "sites.json").stat().st_mode & 0o777 == 0o600
-        told = [line for line in said if "was damaged or gone, and is written again as the project has it" in line]
-        assert len(told) == 2
+        sentence = "was damaged or gone, and is written again as the project has it"
+        eventually(lambda: sum(sentence in line for line in said) == 2)
         project.revoke("hospital-0")
         eventually(lambda: readable(state) == {})
     assert len([line for line in said if "damaged or gone" in line]) == 2, "a change is no damage"
