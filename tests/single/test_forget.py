@@ -222,7 +222,8 @@ def test_a_rate_that_destroys_the_model_and_a_missing_recovery_are_noted() -> No
 
 def test_evaluate_warns_of_a_model_that_unlearning_has_destroyed() -> None:
     sets: dict[str, Any] = {"forget": FORGET, "holdout": HOLDOUT, "original": original()}
-    destroyed = fedquit.unlearn(original(), FORGET, lr=3.0)
+    with pytest.warns(UserWarning, match="lr=3 .*the rate is too large, lower it"):
+        destroyed = fedquit.unlearn(original(), FORGET, lr=3.0)
     with pytest.warns(
         UserWarning, match=r"^The holdout accuracy fell from .* may be destroyed, give test=… to tell\.$"
     ):

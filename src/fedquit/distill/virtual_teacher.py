@@ -177,10 +177,17 @@ def random_label(z: Tensor, y: Tensor, u: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Teacher:
-    """A rule and the names of what it takes besides logits and labels."""
+    """A rule.
+
+    Attributes:
+        rule: (logits, labels, …) -> logits.
+        takes: the names of what it takes besides.
+        keeps_relations: whether the wrong classes differ as they did, at least in their order or in the largest.
+    """
 
     rule: Callable[..., Tensor]
     takes: tuple[str, ...] = ()
+    keeps_relations: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.rule.__doc__)  # so that lists of teachers can say what each does
@@ -191,12 +198,12 @@ TEACHERS: dict[str, Teacher] = {
     "fixed": Teacher(fixed, ("v",)),
     "entropy": Teacher(entropy),
     "temperature": Teacher(temperature, ("tau",)),
-    "flatten": Teacher(flatten),
+    "flatten": Teacher(flatten, keeps_relations=False),
     "topk": Teacher(top_k, ("k",)),
     "logit_ladder": Teacher(logit_ladder),
     "probability_ladder": Teacher(probability_ladder),
-    "incompetent": Teacher(incompetent),
-    "random": Teacher(random_label, ("u",)),
+    "incompetent": Teacher(incompetent, keeps_relations=False),
+    "random": Teacher(random_label, ("u",), keeps_relations=False),
 }
 
 

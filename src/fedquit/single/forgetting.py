@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from fedquit.distill.batches import Collate, Data, Forward, Labels
+from fedquit.distill.damage import DamageWarning
 from fedquit.distill.stepping import NewOptimizer
 from fedquit.distill.unlearning import Callback, check_options, is_rate
 from fedquit.errors import InputError, NonFiniteError
@@ -215,17 +217,22 @@ def forget(
     }
     sets: dict[str, Any] = {"forget": forget, "holdout": holdout, "retain": retain, "test": test}
 
+    alone = all(other is None for other in (holdout, retain, test))
+
     def unlearned_with(rate: float | None, *, share: bool = True) -> nn.Module:
         rated = how | {"share_frozen": share} | ({} if rate is None else {"lr": rate})
-        return chosen.run(model, forget, retain, rated, own)
+        with nullcontext() if alone else _judged_by_evidence():
+            return chosen.run(model, forget, retain, rated, own)
 
     def recovered_from(student: nn.Module) -> nn.Module | None:
         if retain is None or recover_epochs == 0:
             return None
-        return recover(
-            student, retain, lr=recover_lr or 0.0, epochs=recover_epochs, batch_size=batch_size,
-            optimizer=recover_optimizer, autocast=autocast, seed=seed, progress=progress, share_frozen=True, **reading,
-        )  # fmt: skip
+        with _judged_by_evidence():
+            return recover(
+                student, retain, lr=recover_lr or 0.0, epochs=recover_epochs, batch_size=batch_size,
+                optimizer=recover_optimizer, autocast=autocast, seed=seed, progress=progress, share_frozen=True,
+                **reading,
+            )  # fmt: skip
 
     def judged(one: nn.Module, original: Evidence | None) -> Evidence:
         return evaluate(one, **sets, original=original, margin=margin, **reading)
@@ -251,6 +258,14 @@ def forget(
         warnings.warn(note, stacklevel=2)
     seconds = time.monotonic() - began
     return Forgotten(final, method, rate, before, unlearned, recovered, sweep, unmoved, notes, seconds)
+
+
+@contextmanager
+def _judged_by_evidence() -> Iterator[None]:
+    """Leave warnings of too large a rate out, where accuracies on other data tell more, with a note of their own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DamageWarning)
+        yield
 
 
 def _check_given(

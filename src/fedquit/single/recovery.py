@@ -40,6 +40,8 @@ def recover(
 ) -> nn.Module:
     """Return a copy of the model, trained on the retain data with cross-entropy; the given model is left as it is.
 
+    A warning says where the model guesses on that data afterwards, as after training at too large a rate.
+
     Args:
         model: any module that `fedquit.unlearn` takes, with the same options.
         retain: the data that stays, in any form that `fedquit.unlearn` takes.
@@ -92,6 +94,7 @@ def recover(
         callback=callback,
         title="Recovering" if progress else "",
         share_frozen=share_frozen,
+        tell_damage=True,
     )
 
 
