@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/destroying_rates.py
 
 Each network has learnt 3,000 images of Fashion-MNIST with every fifth label wrong, and forgets the first 1,000. In a
-row: the correlation of the student's logits of the wrong classes with the given model's, the KL divergence from the virtual
-teacher beside that before, the test accuracy of the student and after three epochs of recovery, and whether `unlearn`
+row: the correlation of the student's logits of the wrong classes with the given model's, the KL divergence from the
+virtual teacher beside that before, the test accuracy of the student and after three epochs of recovery, and whether `unlearn`
 warned.
 """
 

@@ -237,6 +237,23 @@ def test_evaluate_warns_of_a_model_that_unlearning_has_destroyed() -> None:
         fedquit.evaluate(fedquit.recover(original(), RETAIN, lr=1e-4), **sets)
 
 
+def test_a_model_that_was_no_better_than_one_class_has_nothing_to_lose() -> None:
+    """100 untrained networks: the difference to naming one class is chance, and none is called destroyed."""
+    x, y = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(5)), torch.arange(200) % CLASSES
+    sets = {"forget": (x[:100], y[:100]), "retain": (x[100:], y[100:])}
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(100):
+            torch.manual_seed(seed)
+            one, other = (nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES)) for _ in range(2))
+            fedquit.evaluate(other, **sets, original=one)  # type: ignore[arg-type]
+
+
+def test_a_method_without_a_rate_is_told_to_recover_longer() -> None:
+    with pytest.warns(UserWarning, match="is destroyed, give more recover_epochs, or a larger recover_lr"):
+        forget(original(), FORGET, RETAIN, method="not", recover_lr=1e-7)
+
+
 class Right(nn.Module):
     """Names the class that its inputs tell, in given shares of class 0 and of the others."""
 

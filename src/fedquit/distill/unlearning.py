@@ -283,6 +283,12 @@ def check_module(model: object) -> None:
         raise InputError("the model was exported, which fixes its training mode: give the nn.Module before its export.")
     if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
         raise InputError("the model has lazy layers without a shape: let one batch pass through it first.")
+    without_values = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    if without_values and not any(hasattr(module, "_hf_hook") for module in model.modules()):  # accelerate's offloading
+        raise InputError(
+            "parameters of the model are on the device 'meta', without values: load its weights, "
+            "with model.to_empty(device=…) and load_state_dict."
+        )
 
 
 def copied(model: nn.Module, place: torch.device, *, share_frozen: bool = False) -> nn.Module:
@@ -369,6 +375,19 @@ def student_logits(reader: Reader, student: nn.Module, inputs: object) -> Tensor
                 "choose a batch_size that does not leave one sample over, or norm='frozen'."
             ) from error
         raise
+
+
+@contextmanager
+def norms_at_rest(student: nn.Module) -> Iterator[None]:
+    """Let BatchNorm use its statistics and keep them, as a federation does for a batch of one sample."""
+    norms = [module for module in student.modules() if isinstance(module, _NormBase) and module.training]
+    for module in norms:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in norms:
+            module.train()
 
 
 def take_steps(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +18,13 @@ from torch import nn
 from fedquit.distill.batches import Collate, Data, Forward, Labels
 from fedquit.distill.damage import DamageWarning
 from fedquit.distill.stepping import NewOptimizer
-from fedquit.distill.unlearning import Callback, check_options, is_rate
+from fedquit.distill.unlearning import Callback, check_count, check_options, is_rate
+from fedquit.distill.virtual_teacher import whole_number
 from fedquit.errors import InputError, NonFiniteError
 from fedquit.inference.trace import MARGIN
 from fedquit.single.evidence import Evidence, destroyed, evaluate, null_of
 from fedquit.single.methods import METHODS
+from fedquit.single.overlap import refuse_retained
 from fedquit.single.recovery import recover
 from fedquit.studies.sweep import Candidate, HalfVerdict, Sweep, choose
 from fedquit.utils.names import lookup
@@ -203,6 +205,9 @@ def forget(
         "device": device,
     }
     _check_given(method, lr, retain, holdout, recover_lr)
+    refuse_retained(forget, retain)
+    if whole_number(recover_epochs) != 0:
+        recover_epochs = check_count("recover_epochs", recover_epochs)
     seed = check_options(seed, autocast, callback)
     how: dict[str, Any] = reading | {
         "epochs": epochs,
@@ -253,7 +258,8 @@ def forget(
     recovered = judged(repaired, before) if repaired is not None else None
     final = repaired if repaired is not None else student
     unmoved = _unmoved(model, final)
-    notes = _notes(before, recovered or unlearned, repaired is None, unmoved, diverged)
+    advice = "lower the rate" if chosen.has_rate else "give more recover_epochs, or a larger recover_lr"
+    notes = _notes(before, recovered or unlearned, repaired is None, unmoved, diverged, advice)
     for note in notes:
         warnings.warn(note, stacklevel=2)
     seconds = time.monotonic() - began
@@ -285,6 +291,8 @@ def _check_given(
         raise InputError(
             "retain is given, and recovery needs a rate: give recover_lr=…, that with which training ended."
         )
+    if recover_lr is not None and not is_rate(recover_lr):
+        raise InputError(f"recover_lr is {recover_lr!r} and has to be a finite number above 0, such as 1e-4.")
 
 
 def _swept(
@@ -305,8 +313,10 @@ def _swept(
         recovered_from: the recovered student; None without recovery.
         judged: evidence on a model, given that on the original.
     """
-    if not rates or not all(is_rate(rate) for rate in rates):
-        raise InputError(f"rates are {list(rates)!r}: give finite numbers above 0.")
+    if isinstance(rates, str) or not isinstance(rates, Iterable) or not (rates := list(rates)):
+        raise InputError(f"rates are {rates!r}: give a list of finite numbers above 0.")
+    if not all(is_rate(rate) for rate in rates):
+        raise InputError(f"rates are {rates!r}: give finite numbers above 0.")
     candidates: list[Candidate] = []
     diverged: float | None = None
     for rate in sorted(set(rates)):
@@ -354,7 +364,12 @@ def _unmoved(model: nn.Module, final: nn.Module) -> tuple[str, ...]:
 
 
 def _notes(
-    before: Evidence, after: Evidence, unrecovered: bool, unmoved: Sequence[str], diverged: float | None
+    before: Evidence,
+    after: Evidence,
+    unrecovered: bool,
+    unmoved: Sequence[str],
+    diverged: float | None,
+    advice: str,
 ) -> tuple[str, ...]:
     notes = []
     if diverged is not None:
@@ -362,11 +377,12 @@ def _notes(
     if unmoved:
         some = ", ".join(unmoved[:3]) + (f" and {len(unmoved) - 3} more" if len(unmoved) > 3 else "")
         notes.append(f"Trainable parameters that did not move: {some}.")
-    destruction = destroyed(before, after)
+    destruction = destroyed(before, after, advice)
     if destruction:
         notes.append(destruction)
     if unrecovered:
         notes.append(
-            "Without retain data nothing was recovered: do not publish the model before it was trained further."
+            "Nothing was recovered, for want of retain data or of epochs: do not publish the model before it was "
+            "trained further."
         )
     return tuple(notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,8 +26,8 @@ from fedquit.distill.unlearning import (
     copied,
     is_finite,
     learner,
+    norms_at_rest,
     place_of,
-    student_logits,
     take_steps,
 )
 from fedquit.distill.virtual_teacher import check_labels
@@ -99,7 +100,8 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
 
     def losses_of(batch: object) -> Tensor | None:
         inputs, targets = reader.split(batch)
-        logits = student_logits(reader, student, inputs)
+        with norms_at_rest(student) if len(targets) == 1 else nullcontext():
+            logits = reader.logits(student, inputs)
         taught: Tensor | None = None
         if teaching is not None:
             with torch.no_grad():
