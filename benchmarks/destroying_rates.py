@@ -5,8 +5,8 @@
 
 Each network has learnt 3,000 images of Fashion-MNIST with every fifth label wrong, and forgets the first 1,000. In a
 row: the correlation of the student's logits of the wrong classes with the given model's, the KL divergence from the
-virtual teacher beside that before, the test accuracy of the student and after three epochs of recovery, and whether `unlearn`
-warned.
+virtual teacher beside that before, the test accuracy of the student and after three epochs of recovery, and whether
+`unlearn` warned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RETAIN = IMAGES.x[1000:3000], IMAGES.y[1000:3000]
 def networks() -> dict[str, nn.Module]:
     """Trained networks by name."""
     torch.manual_seed(0)
-    made = {
+    made: dict[str, nn.Module] = {
         "mlp": nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)),
         "batch norm": nn.Sequential(
             nn.Flatten(), nn.Linear(784, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10)

@@ -107,7 +107,7 @@ def swept(batchnorm: str, seed: int, folder: Path) -> tuple[Sweep, dict[str, lis
         "evaluate.attacks": [],
     }  # fmt: skip
     setting = fedquit.Setting(network, data, data[0], settings=settings)
-    request = replace(setting.recipe.request[0], clients=[CLIENTS - 1])
+    request = replace(setting.recipe.request[0], clients=(CLIENTS - 1,))
     with at_hand(setting.objects):
         sweep = sweep_rates(replace(setting.recipe, request=(request,)), RATES, 1, folder / "sweep")
     if sweep.chosen is None:

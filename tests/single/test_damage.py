@@ -143,7 +143,12 @@ def test_few_labels_and_models_that_know_nothing_are_not_judged() -> None:
 
 def test_labels_that_are_left_out_are_left_out_of_the_sample_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("fedquit.distill.damage.relation", lambda *tensors: seen.append(tensors) or 1.0)
+
+    def noted(*tensors: Tensor) -> float:
+        seen.append(tensors)
+        return 1.0
+
+    monkeypatch.setattr("fedquit.distill.damage.relation", noted)
     x, y = FORGET[0][:96].reshape(24, 4, WIDTH), FORGET[1][:96].reshape(24, 4).clone()
     y[:, 1] = -100
     fedquit.unlearn(trained(), (x, y), lr=1e-4, batch_size=8)
@@ -170,7 +175,7 @@ def test_forget_leaves_the_telling_to_its_evidence_where_it_has_some() -> None:
     with pytest.warns(UserWarning, match="is destroyed, lower the rate") as told:
         fedquit.forget(model, FORGET, RETAIN, lr=10.0, recover_lr=1e-6)
     assert not [one for one in told if one.category is DamageWarning]
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         fedquit.forget(model, FORGET, lr=10.0)
-    assert [one.category for one in told].count(DamageWarning) == 1
+    assert [one.category for one in seen].count(DamageWarning) == 1

@@ -310,7 +310,7 @@ def test_a_data_set_of_lists_gives_what_one_of_tensors_gives() -> None:
         torch.manual_seed(0)
         model = Mean()
     one, other = (fedquit.unlearn(model, data, lr=1e-3) for data in (lists, {"x": X, "labels": Y}))
-    assert torch.equal(one.layer.weight, other.layer.weight)  # type: ignore[union-attr]
+    assert torch.equal(one.layer.weight, other.layer.weight)  # type: ignore[union-attr,arg-type]
     assert fedquit.evaluate(model, forget=lists).to_dict() == fedquit.evaluate(model, forget=(X, Y)).to_dict()
 
 

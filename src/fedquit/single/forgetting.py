@@ -313,10 +313,10 @@ def _swept(
         recovered_from: the recovered student; None without recovery.
         judged: evidence on a model, given that on the original.
     """
-    if isinstance(rates, str) or not isinstance(rates, Iterable) or not (rates := list(rates)):
-        raise InputError(f"rates are {rates!r}: give a list of finite numbers above 0.")
-    if not all(is_rate(rate) for rate in rates):
-        raise InputError(f"rates are {rates!r}: give finite numbers above 0.")
+    given: Any = rates
+    listed = isinstance(given, Iterable) and not isinstance(given, str)
+    if not listed or not list(given) or not all(is_rate(rate) for rate in given):
+        raise InputError(f"rates are {given!r}: give a list of finite numbers above 0.")
     candidates: list[Candidate] = []
     diverged: float | None = None
     for rate in sorted(set(rates)):
