@@ -316,7 +316,8 @@ def _swept(
     given: Any = rates
     listed = isinstance(given, Iterable) and not isinstance(given, str)
     if not listed or not list(given) or not all(is_rate(rate) for rate in given):
-        raise InputError(f"rates are {given!r}: give a list of finite numbers above 0.")
+        shown = list(given) if listed else given
+        raise InputError(f"rates are {shown!r}: give a list of finite numbers above 0.")
     candidates: list[Candidate] = []
     diverged: float | None = None
     for rate in sorted(set(rates)):
