@@ -451,3 +451,25 @@ def test_recover_trains_batch_norm_on_the_retain_data() -> None:
     moved, kept = (fedquit.recover(model, RETAIN, lr=1e-3, norm=norm) for norm in ("train", "frozen"))
     assert not torch.equal(dict(moved.named_buffers())["1.running_mean"], dict(model.named_buffers())["1.running_mean"])
     assert torch.equal(dict(kept.named_buffers())["1.running_mean"], dict(model.named_buffers())["1.running_mean"])
+
+
+def test_forget_keeps_the_statistics_and_rests_dropout_while_it_unlearns() -> None:
+    """So that the student starts as its teacher; `unlearn` alone does as the authors do."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, CLASSES)
+        )
+    x, y = FORGET
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        student = forget(model, (x[:64], y[:64]), lr=1e-3).model
+        repaired = forget(model, (x[:64], y[:64]), RETAIN, lr=1e-3, recover_lr=1e-3).model
+    expected = fedquit.unlearn(model, (x[:64], y[:64]), lr=1e-3, norm="frozen", dropout=False)
+    same = {name: torch.equal(tensor, expected.state_dict()[name]) for name, tensor in student.state_dict().items()}
+    assert all(same.values()), same
+    assert torch.equal(student[1].running_mean, model[1].running_mean)  # type: ignore[index,arg-type]
+    assert torch.equal(student[1].running_var, model[1].running_var)  # type: ignore[index,arg-type]
+    assert not torch.equal(repaired[1].running_mean, model[1].running_mean)  # type: ignore[index,arg-type]
+    moved = fedquit.unlearn(model, (x[:64], y[:64]), lr=1e-3)
+    assert not torch.equal(moved[1].running_mean, model[1].running_mean)  # type: ignore[index,arg-type]
