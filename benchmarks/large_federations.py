@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 PERIOD = 0.2  # seconds between two looks at the server's log
-TIMEOUT = 150.0  # seconds for an answer; what comes later is lost, and the round goes on
 LONGEST = 1800.0  # seconds that a measurement may take
 DONE = "training round "
 
@@ -111,7 +110,7 @@ def measure_nodes(count: int, rounds: int) -> dict[str, Any]:
         seconds["making and enrolling"] = time.perf_counter() - began
         with _processes(folder) as start:
             serve = [*FEDQUIT, "flower", "serve", str(app), "--state", "state", "--project", "project"]
-            for setting in (f"train.rounds={rounds}", f"min-nodes={count}", "wait=1200.0", f"timeout={TIMEOUT}"):
+            for setting in (f"train.rounds={rounds}", f"min-nodes={count}", "wait=1200.0"):
                 serve += ["--set", f"fedquit.{setting}"]
             began = time.perf_counter()
             roots = [start("serve", [*serve, "--set", f"partitions={count}"])]
@@ -219,14 +218,16 @@ def _processes(folder: Path) -> Iterator[Any]:
     """A function that starts a command in the folder; all that were started end with the `with`."""
     started: list[subprocess.Popen[bytes]] = []
     (folder / "logs").mkdir()
+    here = str(Path(sys.executable).parent)  # a site's start.sh looks for `fedquit` there
+    environment = {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}
 
-    def start(name: str, command: Sequence[str]) -> int:
+    def start(name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with (folder / "logs" / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         started.append(process)
-        return process.pid
+        return process
 
     try:
         yield start
@@ -241,13 +242,21 @@ def _processes(folder: Path) -> Iterator[Any]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _watched(log: Path, rounds: int, roots: Sequence[int]) -> tuple[list[float], dict[str, float]]:
+def _watched(
+    log: Path, rounds: int, started: Sequence[subprocess.Popen[bytes]]
+) -> tuple[list[float], dict[str, float]]:
     """When each round of training was over, and the most memory meanwhile in MB: of all processes, and of `serve`'s."""
     at: list[float] = []
     peak = {"all": 0.0, "server": 0.0}
     deadline = time.perf_counter() + LONGEST
     looked = 0.0
+    roots = [process.pid for process in started]
     while len(at) < rounds:
+        for process in started:
+            if process.poll() is not None:
+                logs = (log.parents[1] / "logs").iterdir()
+                last = [line for path in logs for line in path.read_text().splitlines()[-1:]]
+                raise SystemExit(f"{process.args!r} has ended with {process.returncode}. The logs end with: {last}")
         if time.perf_counter() > deadline:
             raise SystemExit(
                 f"{len(at)} of {rounds} rounds after {LONGEST:.0f} s: look at the logs in {log.parents[1]}."

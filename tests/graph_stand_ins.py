@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,6 +62,7 @@ def capture_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @contextlib.contextmanager
     def capture(graph: Graph, pool: object, stream: Stream) -> Iterator[None]:
+        assert not gc.isenabled(), "a graph that is freed now would make CUDA end the capture"
         capturing.append(graph)
         yield
         capturing.pop()

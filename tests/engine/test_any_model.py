@@ -31,6 +31,7 @@ from fedquit.methods.pga import Ascend
 from fedquit.methods.ssd import FisherDiagonal
 from fedquit.models import FunctionalModel, load_model
 from gpu import GPU_MARKS, gpu_engine, gpu_replies, needs_gpu
+from graph_stand_ins import capture_on_cpu
 
 HERE = Address(seed=5, phase="train", round=2, question=1)
 EXACT = 1e-12
@@ -263,6 +264,18 @@ def test_unlearning_on_a_gpu(name: str) -> None:
     for reply, wanted in zip(replies("cuda", name, ask), replies(SequentialEngine, name, ask), strict=True):
         assert apart(reply.params, wanted.params) <= EXACT
         assert all(torch.equal(reply.params[n], start[n]) for n in statistics_of(start))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_unlearning_in_captured_steps(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As on a GPU, where no mode replaces operations: torch's layers must not take fused ones without a derivative."""
+    start = trained(name)
+    ask = ask_of(UNLEARNING["fedquit"], start)
+    expected = replies(SequentialEngine, name, ask)
+    capture_on_cpu(monkeypatch)
+    for reply, wanted in zip(replies(StackedEngine, name, ask), expected, strict=True):
+        assert apart(reply.params, wanted.params) <= EXACT
 
 
 @pytest.mark.parametrize("task", UNLEARNING)

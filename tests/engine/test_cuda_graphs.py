@@ -10,7 +10,7 @@ import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from fedquit.data.preprocessing import Pixels
 from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine
 from fedquit.engine.cuda.gradient_buffer import GradientBuffer
 from fedquit.engine.stacked import inputs
-from fedquit.engine.stacked.capture import CapturedSteps
+from fedquit.engine.stacked.capture import CapturedSteps, without_garbage_collection
 from fedquit.engine.stacked.graph_cache import MAX_CAPTURED
 from fedquit.engine.stacked.schedule import Job
 from fedquit.engine.stacked.work import Work
@@ -332,3 +332,27 @@ def test_the_benchmark_sees_what_a_round_inherits_from_the_one_before(monkeypatc
     monkeypatch.setattr(Work, "load", forgetful)
     (figure,) = agree._agreement(cpu, torch.float32)
     assert not figure.kept
+
+
+def test_garbage_is_collected_again_after_a_capture(model: FunctionalModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And after one that failed; whoever had turned the collector off keeps it off."""
+    data = setup(9, 4)
+    ask = Ask(Learn(LOCAL), (0, 1), "all", {"start": model.init(3)}, Address(2, "train"))
+    assert gc.isenabled()
+    list(StackedEngine(model, data, {}).run(ask))
+    assert gc.isenabled()
+
+    def fails(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError("capture")
+
+    monkeypatch.setattr(torch.cuda, "graph", fails)
+    with pytest.raises(RuntimeError, match="capture"):
+        list(StackedEngine(model, data, {}).run(ask))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with without_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

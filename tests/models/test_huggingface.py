@@ -27,6 +27,10 @@ from fedquit.running.params_file import save_params
 from gpu import GPU_MARKS, gpu_engine, gpu_replies
 
 T, V = 7, 23
+# Of how far training moves. Llama computes its norms, its softmax and the angles of its positions in float32, whatever
+# its own precision. Engines on a CPU round them alike, a GPU does not: one unit in the last place of each, put there on
+# a CPU, moved the results of these tests by up to 6.4e-7 of the way.
+FLOAT32 = 5e-6
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16},
     "llama": {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -104,8 +108,10 @@ def test_engines_agree(architecture: str, lora: dict[str, Any], engine: str) -> 
         expected = list(SequentialEngine(model, data, {}).run(ask))
         for reply, wanted in zip(ENGINES[engine](model, data, ask), expected, strict=True):
             assert reply.params.keys() == start.keys()
+            moved = max(float((p - start[n]).abs().max()) for n, p in wanted.params.items())
+            exact = 1e-12 + (FLOAT32 * moved if (architecture, engine) == ("llama", "cuda") else 0.0)
             for n, p in wanted.params.items():
-                torch.testing.assert_close(reply.params[n], p, rtol=0, atol=1e-12)
+                torch.testing.assert_close(reply.params[n], p, rtol=0, atol=exact)
             assert any(not torch.equal(reply.params[n], start[n]) for n in start)
 
 

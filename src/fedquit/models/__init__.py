@@ -11,7 +11,7 @@ import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
@@ -23,12 +23,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fedquit.core import Params
 from fedquit.core.params import fingerprint, is_statistic, require_same_shapes
 from fedquit.core.projection import Projection
 from fedquit.data.preprocessing import AS_STORED, Preprocessing
 from fedquit.errors import InputError
+from fedquit.models.attention import plain_in_transforms
 from fedquit.models.huggingface import huggingface
 from fedquit.models.lstm import char_lstm
 from fedquit.models.mit import mit_b0
@@ -286,7 +288,8 @@ class FunctionalModel:
         if x.is_floating_point():
             x = x.to(dtype)
         # strict: a parameter that is missing must not be silently replaced by the module's own.
-        return functional_call(module, {**self._buffers(x.device, dtype), **params}, (x,), strict=True)
+        with plain_in_transforms():
+            return functional_call(module, {**self._buffers(x.device, dtype), **params}, (x,), strict=True)
 
     def _buffers(self, device: torch.device, dtype: torch.dtype) -> Params:
         """Return buffers and frozen parameters on a device, kept there for CUDA graphs, which cannot copy them.
@@ -297,9 +300,11 @@ class FunctionalModel:
         """
         key = device, dtype
         if key not in self._constants:
-            buffers = {n: b.to(device) for n, b in self._module.named_buffers() if not is_statistic(n)}
-            frozen = {n: p for n, p in self._module.named_parameters() if not p.requires_grad}
-            self._constants[key] = buffers | {n: p.detach().to(device, dtype) for n, p in frozen.items()}
+            # Whoever traces the network must not write these copies down as a part of it.
+            with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
+                buffers = {n: b.to(device) for n, b in self._module.named_buffers() if not is_statistic(n)}
+                frozen = {n: p for n, p in self._module.named_parameters() if not p.requires_grad}
+                self._constants[key] = buffers | {n: p.detach().to(device, dtype) for n, p in frozen.items()}
         return self._constants[key]
 
 

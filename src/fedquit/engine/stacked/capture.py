@@ -8,8 +8,10 @@ Launching a step's kernels one by one would take the host longer than the GPU co
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,6 +23,18 @@ from fedquit.engine.stacked.work import Work
 
 log = logging.getLogger(__name__)
 COVERED = 0.5  # of a network's parameters: kernels that compute so much of it are faster than a compiler
+
+
+@contextlib.contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Collect no garbage: a graph that is freed during a capture, whoever held it, makes CUDA end the capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class DeviceClock:
@@ -101,7 +115,7 @@ class CapturedSteps:
             torch.cuda.current_stream().wait_stream(self.stream)
             graph = torch.cuda.CUDAGraph()
             pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-            with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+            with without_garbage_collection(), torch.cuda.graph(graph, pool=pool, stream=self.stream):
                 self._step(width)
             self.graphs[width] = graph
 

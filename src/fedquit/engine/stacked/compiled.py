@@ -12,15 +12,18 @@ is dropped: compiling takes half a minute, far longer than the steps that it cou
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from fedquit.engine.stacked.flat import computed, flattened, result_of
 from fedquit.engine.stacked.work import GradientFunction, StepResult, StepTensors
@@ -38,12 +41,30 @@ MAX_OPERATIONS = 12_000  # of a step: a recurrent network that is written out ta
 
 def inductor(graph: GraphModule, inputs: list[Tensor]) -> Compiled:
     """Compile by torch's own compiler: Triton on a GPU, C++ on a CPU."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _repeatable():
         warnings.simplefilter("ignore")  # about the compiler's own code
         from torch._inductor import compile as compile_graph  # takes seconds to import
 
         compiled: Compiled = compile_graph(graph, [*inputs])
     return compiled
+
+
+@contextlib.contextmanager
+def _repeatable() -> Iterator[None]:
+    """Let a compiler write programs that give the same bits every time they run.
+
+    Gradients of embeddings would else be added up in whatever order threads come, and the order of a sum be chosen by
+    timing. The switch is torch's own, and the compiler reads it while it writes.
+    """
+    settings: Any = torch.utils.deterministic
+    before = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
+    torch.set_deterministic_debug_mode("warn")
+    settings.fill_uninitialized_memory = False  # it would be written to find errors, and there is none
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before[0])
+        settings.fill_uninitialized_memory = before[1]
 
 
 class TooLargeError(Exception):
@@ -96,11 +117,58 @@ class CompiledGradients:
             return [tensor for tensor in found if tensor is not None]
 
         given = [t.detach() for t in inputs]
+        began = time.monotonic()
         with torch.autograd.set_multithreading_enabled(False):  # a thread of autograd's would not be traced
             graph = make_fx(outputs)(*given)
         operations = len(graph.graph.nodes)
         if operations > MAX_OPERATIONS:
             raise TooLargeError(f"a step has {operations} operations, and at most {MAX_OPERATIONS} are compiled")
-        log.debug("compiling a step of %d operations", operations)
+        traced = time.monotonic()
         with torch.no_grad():
-            return self.compiler(graph, given), places, count
+            compute_host_constants(graph, step.share.device)
+            function = self.compiler(graph, given)
+        took = traced - began, time.monotonic() - traced
+        log.info("A step of %d operations was traced in %.1f s and compiled in %.1f s.", operations, *took)
+        return function, places, count
+
+
+def compute_host_constants(graph: GraphModule, device: torch.device) -> None:
+    """Compute now what follows from constants in the host's memory alone, up to where it lies on the device.
+
+    A network may make a tensor of a number in its forward pass, as `torch.tensor(0.5, device=x.device)` does. Every
+    step would copy it from the host's memory, which a CUDA graph cannot.
+
+    Args:
+        graph: Of operations; changed in place.
+        device: Where the step is computed.
+    """
+    known: dict[Node, Tensor] = {}  # in the host's memory
+    replaced = False
+    for node in list(graph.graph.nodes):
+        if node.op == "get_attr":
+            constant = getattr(graph, str(node.target))
+            if isinstance(constant, Tensor) and constant.device != device:
+                known[node] = constant
+        elif node.all_input_nodes and all(n in known for n in node.all_input_nodes) and _is_pure(node):
+            value = node.target(*map_arg(node.args, known.__getitem__), **map_arg(node.kwargs, known.__getitem__))
+            if not isinstance(value, Tensor):
+                continue
+            if value.device != device:
+                known[node] = value
+                continue
+            name = f"_constant_of_{node.name}"
+            graph.register_buffer(name, value, persistent=False)
+            with graph.graph.inserting_before(node):
+                node.replace_all_uses_with(graph.graph.get_attr(name))
+            replaced = True
+    if replaced:
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether a node computes the same from the same, and changes nothing."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return False
+    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags

@@ -127,14 +127,55 @@ def _shifted(images: Tensor, size: Pair, step: Pair, spread: Pair) -> list[Tenso
     ]
 
 
+class ChannelConvolution(Function):
+    """Every channel of images (B, H, W, C) convolved for itself with taps (C, R, S), `down` and `right` apart.
+
+    The stride is 1. Autograd would make of each shift's gradient a whole image of zeros with a part filled in; the
+    gradient of the images is a convolution with the taps reversed.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(images: Tensor, taps: Tensor, down: int, right: int) -> Tensor:  # noqa: D102
+        return _sum_of_shifts(images, taps, (1, 1), (down, right))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: Tensor) -> None:  # noqa: ANN401, D102
+        ctx.save_for_backward(*inputs[:2])
+        ctx.spread = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401, D102
+        images, taps = ctx.saved_tensors
+        g, size, spread = gradients[0], (taps.shape[1], taps.shape[2]), ctx.spread
+        of_images = of_taps = None
+        if ctx.needs_input_grad[0]:
+            rows, columns = spread[0] * (size[0] - 1), spread[1] * (size[1] - 1)
+            padded = functional.pad(g, (0, 0, columns, columns, rows, rows))
+            of_images = _sum_of_shifts(padded, taps.flip(1, 2), (1, 1), spread)
+        if ctx.needs_input_grad[1]:
+            sums = [(g * part).sum((0, 1, 2)) for part in _shifted(images, size, (1, 1), spread)]
+            of_taps = torch.stack(sums, 1).view(taps.shape)
+        return of_images, of_taps, None, None
+
+
 def _by_channel(images: Tensor, w: Tensor, step: Pair, spread: Pair) -> Tensor:
     """Convolve every channel of (B, H, W, C) for itself, with weights (C, 1, R, S)."""
-    size = w.shape[2], w.shape[3]
-    taps = w.flatten(1)  # (C, R * S)
-    parts = [part * taps[:, n] for n, part in enumerate(_shifted(images, size, step, spread))]
-    out = parts[0]
-    for part in parts[1:]:
-        out = out + part
+    taps = w.squeeze(1)
+    if step != (1, 1):
+        return _sum_of_shifts(images, taps, step, spread)
+    out: Tensor = ChannelConvolution.apply(images, taps, *spread)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _sum_of_shifts(images: Tensor, taps: Tensor, step: Pair, spread: Pair) -> Tensor:
+    """Sum the pixels (B, H', W', C) that each tap meets, times the tap, (C, R, S)."""
+    weights = taps.flatten(1)  # (C, R * S)
+    shifts = _shifted(images, (taps.shape[1], taps.shape[2]), step, spread)
+    out = shifts[0] * weights[:, 0]
+    for n, part in enumerate(shifts[1:], 1):
+        out = out + part * weights[:, n]
     return out
 
 
