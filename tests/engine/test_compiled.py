@@ -131,8 +131,8 @@ def test_one_trace_serves_all_widths_and_rounds(monkeypatch: pytest.MonkeyPatch)
     assert not any("convolution" in str(node.target) for node in traced[0].graph.nodes)
 
 
-def test_a_depthwise_convolution_has_no_gradient_by_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At stride 1: its gradient is a convolution, where autograd would make a whole image for each tap."""
+def test_a_compiler_gets_few_operations_of_a_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One view of all taps, and none that only renames a tensor: compiling takes as long as a step has operations."""
     traced: list[GraphModule] = []
 
     def noted(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -143,8 +143,22 @@ def test_a_depthwise_convolution_has_no_gradient_by_shifts(monkeypatch: pytest.M
     model, data = NETWORKS["mit"]()
     list(StackedEngine(model, data, {}, compile="always").run(first_round(model)))
     names = [str(node.target) for node in traced[0].graph.nodes]
-    assert sum("slice_backward" in name for name in names) == 2 * 9  # the second patches, which overlap at stride 2
-    assert not any("select_backward" in name for name in names)
+    assert sum("slice_backward" in name for name in names) == 9 + 3  # the second patches, which overlap at stride 2
+    assert not any("select_backward" in name or "detach" in name or "alias" in name for name in names)
+    # Patches twice; both blocks forward, and backward by the images and by the taps.
+    assert sum("as_strided" in name for name in names) == 2 + 2 * 3
+
+
+def test_only_what_renames_a_tensor_is_dropped() -> None:
+    def step(x: Tensor) -> Tensor:
+        return x.detach().view(2, 3).view(3, 2).expand(3, 2).expand(2, 3, 2) * 2
+
+    graph = make_fx(step)(torch.ones(2, 3))
+    compiled.drop_aliases(graph)
+    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert called == ["aten.view.default", "aten.expand.default", "aten.mul.Tensor"]
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(graph(x), step(x))
 
 
 def first_round(model: FunctionalModel) -> Ask:
@@ -214,7 +228,7 @@ def test_the_compiler_is_asked_for_programs_that_repeat(monkeypatch: pytest.Monk
     """And the process is left as it was, whatever the compiler says."""
     asked: list[tuple[bool, bool]] = []
 
-    def noted(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    def noted(graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
         asked.append((torch.are_deterministic_algorithms_enabled(), flags.fill_uninitialized_memory))
         raise RuntimeError("no")
 
