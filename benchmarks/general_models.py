@@ -111,11 +111,12 @@ class Worker:
             self.measure(way, plain(self.few, 1, bf16=bf16), steps=self.steps[0])
 
     def stacked(self) -> None:
-        """The stacked engine as it is by default."""
+        """The stacked engine with nothing that was written for networks without kernels."""
         self.timed = None
         release()
         timed = engine(self.many, "stacked", 1, self.precision, "never")
         self.measure("stacked", timed, steps=self.steps[1])
+        self.profile("stacked", timed)
 
     def products(self) -> None:
         """With row products and Adam's kernel."""
@@ -124,6 +125,7 @@ class Worker:
         with without_compiler():
             timed = engine(self.many, "stacked", 1, self.precision, "auto")
             self.measure("stacked, row products", timed, steps=self.steps[1])
+            self.profile("stacked, row products", timed)
 
     def compile(self) -> None:
         """The first compiled round, the next ones beside others' compiling, and what steps spend their time on."""
@@ -133,8 +135,8 @@ class Worker:
         tell(self.name, "first compiled round", seconds=seconds, way=ways[-1] if ways else "no GPU")
         self.timed = timed
         self.measure("compiled, beside others", timed, steps=self.steps[1], warm=0)
+        self.profile("compiled", timed)
         if not self.toy:
-            self.profile(timed)
             self.keep_code()
 
     def compiled(self) -> None:
@@ -150,8 +152,10 @@ class Worker:
         peak = torch.cuda.max_memory_allocated() / 2**30 if not self.toy else 0.0
         tell(self.name, way, ms_a_step=step, first_s=first, accuracy=accuracy, rounds=timed.done, peak_gib=peak)
 
-    def profile(self, timed: Timed) -> None:
-        """The kernels that take the most time of a round."""
+    def profile(self, way: str, timed: Timed) -> None:
+        """The kernels that take the most time of a round; a CPU has none."""
+        if self.toy:
+            return
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -161,9 +165,10 @@ class Worker:
         total = sum(e.self_device_time_total for e in kernels)
         ms = 1000 * self.steps[1]
         rows = [(e.key[:140], e.count, e.self_device_time_total / ms) for e in kernels]
-        (self.out / f"{self.name}_kernels.json").write_text(json.dumps(rows, indent=1))
+        name = "_".join([self.name, *way.replace(",", "").split(), "kernels"])
+        (self.out / f"{name}.json").write_text(json.dumps(rows, indent=1))
         count = sum(e.count for e in kernels) / self.steps[1]
-        tell(self.name, "profile", kernels_a_step=count, ms_a_step=total / ms, top=rows[:PROFILED])
+        tell(self.name, f"profile: {way}", kernels_a_step=count, ms_a_step=total / ms, top=rows[:PROFILED])
 
     def keep_code(self) -> None:
         """The longest program that the compiler wrote: it tells what each kernel computes."""
@@ -364,8 +369,9 @@ class Driver:
         text = json.dumps({"machine": self.where, "results": self.results}, indent=1)
         (self.out / "general_models.json").write_text(text)
         print({k: v for k, v in result.items() if k != "top"}, flush=True)
-        if result["what"] == "profile":
-            print(f"{result['network']}: {result['kernels_a_step']:.0f} kernels, {result['ms_a_step']:.2f} ms a step")
+        if result["what"].startswith("profile"):
+            time_in = f"{result['kernels_a_step']:.0f} kernels, {result['ms_a_step']:.2f} ms a step"
+            print(f"{result['network']}, {result['what']}: {time_in}")
             for kernel, count, ms in result["top"]:
                 print(f"{ms:9.3f} ms {count:7} {kernel}", flush=True)
 
