@@ -256,7 +256,7 @@ def _watched(
             if process.poll() is not None:
                 logs = (log.parents[1] / "logs").iterdir()
                 last = [line for path in logs for line in path.read_text().splitlines()[-1:]]
-                raise SystemExit(f"{process.args} has ended with {process.returncode}. The logs end with: {last}")
+                raise SystemExit(f"{process.args!r} has ended with {process.returncode}. The logs end with: {last}")
         if time.perf_counter() > deadline:
             raise SystemExit(
                 f"{len(at)} of {rounds} rounds after {LONGEST:.0f} s: look at the logs in {log.parents[1]}."

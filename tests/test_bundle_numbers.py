@@ -210,14 +210,19 @@ def test_the_committed_bundles_are_whole_small_and_of_named_settings() -> None:
             assert models < 250_000, "about 0.1 MB a model"
 
 
-def test_the_committed_scores_state_an_auc_to_three_digits() -> None:
+def most_off(bundle: str) -> float:
+    """By how much half precision may move an AUC, as docs/references.md says it: sequences lie closer together."""
+    return 1e-3 if bundle == "shakespeare" else 3e-4
+
+
+def test_the_committed_scores_state_an_auc_within_the_stated_bounds() -> None:
     for reference in committed():
         if reference.role == "retrained":
             forget, test = (reference.scores[name]["phi"] for name in ("forget", "test"))
             low, high = auc_bounds(
                 forget.astype(np.float64), test.astype(np.float64), (rounding_error(forget), rounding_error(test))
             )
-            assert (high - low) / 2 < 2e-4
+            assert (high - low) / 2 < most_off(reference.file.parent.name)
             loss = stored_scores(reference.scores["forget"], np.zeros(len(forget), dtype=np.int64)).loss.mean()
             assert loss == pytest.approx(reference.row(reference.clients)["forget_loss"], abs=1e-4)
 
@@ -232,7 +237,9 @@ def test_show_lists_the_committed_models(capsys: pytest.CaptureFixture[str], mon
     retrains = {(line["bundle"], line["without"]) for line in lines if line["model"] == "Retrain"}
     assert {("cifar100-lda0.1", str(client)) for client in range(10)} <= retrains
     assert all((line["auc_off"] is None) == (line["model"] == "Original") for line in lines)
-    assert 0 < max(line["auc_off"] or 0.0 for line in lines) < 3e-4
+    for line in lines:
+        assert (line["auc_off"] or 0.0) < most_off(line["bundle"])
+    assert max(line["auc_off"] or 0.0 for line in lines) > 0
     monkeypatch.setattr("sys.argv", ["fedquit", "references", "show", str(COMMITTED)])
     with pytest.raises(SystemExit):
         main()

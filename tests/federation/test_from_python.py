@@ -233,6 +233,10 @@ def test_what_cannot_be_a_setting_is_refused_in_one_sentence(recipe: Path) -> No
         fedquit.Setting("mlp", test=pair)
     with pytest.raises(InputError, match="at least two"):
         fedquit.Setting("mlp", {"a": pair}, pair)
+    with pytest.raises(InputError, match="clients are a list of tuple, tuple: give a mapping of each client's name"):
+        fedquit.Setting("mlp", [pair, pair], pair)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the data of client 'b': the data is empty: give"):
+        fedquit.Setting("mlp", {"a": pair, "b": (x[:0], y[:0])}, pair)
     with pytest.raises(InputError, match="are alike"):
         fedquit.Setting("mlp", {"a": pair, "b": (torch.zeros(4, 3), y)}, pair)
     mapping: Any = {"input_ids": torch.zeros(4, 3, dtype=torch.long), "labels": y}
@@ -248,6 +252,31 @@ def test_what_cannot_be_a_setting_is_refused_in_one_sentence(recipe: Path) -> No
         fedquit.run(own_setting(recipe).recipe)
     with pytest.raises(UnknownNameError, match="key in recipe"):
         fedquit.run(Recipe(), settings={"trian.rounds": 1})
+
+
+def test_what_is_no_factory_of_a_network_is_refused_in_one_sentence() -> None:
+    x, y = torch.randn(8, 2), torch.tensor([0, 1] * 4)
+    clients = {"a": (x, y), "b": (x, y)}
+    kept = nn.Linear(2, 2)
+    for model, says in (
+        (nn.Linear(2, 2), "the model is a Linear that exists: give a function that makes new ones"),
+        (nn.Linear, r"factory needs arguments \(missing a required argument: 'in_features'\): give a function without"),
+        (lambda shape, classes: nn.Linear(2, 2), "factory needs arguments .*'shape'"),
+        (lambda: kept, "returns the same weights twice: let it make a new module at each call"),
+        (lambda: nn.Sequential(kept), "returns the same weights twice"),
+    ):
+        with pytest.raises(InputError, match=says):
+            fedquit.Setting(model, clients, (x, y))  # type: ignore[arg-type]
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    fedquit.Setting(lambda: nn.Sequential(frozen, nn.Linear(2, 2)), clients, (x, y))  # a base that is kept once
+    softmax = fedquit.Setting(lambda: nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1)), clients, (x, y))
+    with pytest.raises(InputError, match="the model returns probabilities where logits are needed: leave its last"):
+        fedquit.run(softmax, forget="a")
+
+
+def test_a_printed_run_names_who_was_to_be_forgotten(recipe: Path) -> None:
+    result = fedquit.run(own_setting(recipe), forget="east")
+    assert "to be forgotten: client east" in str(result).splitlines()
 
 
 def test_without_pandas_a_sentence_says_what_to_install(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

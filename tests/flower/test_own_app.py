@@ -690,6 +690,7 @@ def test_a_server_optimizer_takes_no_step_on_statistics_and_counters_stay_whole(
         wrapped = Forgetting(type(inner)(**_settings_of(inner))).start(grid, start(), num_rounds=1).arrays
         assert np.allclose(wrapped["1.running_var"].numpy(), plain["1.running_var"].numpy(), atol=1e-6)
         assert np.allclose(wrapped["0.weight"].numpy(), bare["0.weight"].numpy(), atol=1e-6)
+        assert int(wrapped["1.num_batches_tracked"].numpy()) == 3, "the optimizer takes no step on a counter"
     adam = FedAdam(eta=0.05, **plain_settings()).start(grid, start(), num_rounds=1).arrays
     assert not np.allclose(adam["1.running_var"].numpy(), plain["1.running_var"].numpy(), atol=1e-3)
     counted = Forgetting(FedAvg(**plain_settings())).start(grid, start(), num_rounds=1).arrays

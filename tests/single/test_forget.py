@@ -222,7 +222,8 @@ def test_a_rate_that_destroys_the_model_and_a_missing_recovery_are_noted() -> No
 
 def test_evaluate_warns_of_a_model_that_unlearning_has_destroyed() -> None:
     sets: dict[str, Any] = {"forget": FORGET, "holdout": HOLDOUT, "original": original()}
-    destroyed = fedquit.unlearn(original(), FORGET, lr=3.0)
+    with pytest.warns(UserWarning, match="lr=3 .*the rate is too large, lower it"):
+        destroyed = fedquit.unlearn(original(), FORGET, lr=3.0)
     with pytest.warns(
         UserWarning, match=r"^The holdout accuracy fell from .* may be destroyed, give test=… to tell\.$"
     ):
@@ -234,6 +235,23 @@ def test_evaluate_warns_of_a_model_that_unlearning_has_destroyed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fedquit.evaluate(fedquit.recover(original(), RETAIN, lr=1e-4), **sets)
+
+
+def test_a_model_that_was_no_better_than_one_class_has_nothing_to_lose() -> None:
+    """100 untrained networks: the difference to naming one class is chance, and none is called destroyed."""
+    x, y = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(5)), torch.arange(200) % CLASSES
+    sets = {"forget": (x[:100], y[:100]), "retain": (x[100:], y[100:])}
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(100):
+            torch.manual_seed(seed)
+            one, other = (nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES)) for _ in range(2))
+            fedquit.evaluate(other, **sets, original=one)  # type: ignore[arg-type]
+
+
+def test_a_method_without_a_rate_is_told_to_recover_longer() -> None:
+    with pytest.warns(UserWarning, match="is destroyed, give more recover_epochs, or a larger recover_lr"):
+        forget(original(), FORGET, RETAIN, method="not", recover_lr=1e-7)
 
 
 class Right(nn.Module):
@@ -433,3 +451,25 @@ def test_recover_trains_batch_norm_on_the_retain_data() -> None:
     moved, kept = (fedquit.recover(model, RETAIN, lr=1e-3, norm=norm) for norm in ("train", "frozen"))
     assert not torch.equal(dict(moved.named_buffers())["1.running_mean"], dict(model.named_buffers())["1.running_mean"])
     assert torch.equal(dict(kept.named_buffers())["1.running_mean"], dict(model.named_buffers())["1.running_mean"])
+
+
+def test_forget_keeps_the_statistics_and_rests_dropout_while_it_unlearns() -> None:
+    """So that the student starts as its teacher; `unlearn` alone does as the authors do."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, CLASSES)
+        )
+    x, y = FORGET
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        student = forget(model, (x[:64], y[:64]), lr=1e-3).model
+        repaired = forget(model, (x[:64], y[:64]), RETAIN, lr=1e-3, recover_lr=1e-3).model
+    expected = fedquit.unlearn(model, (x[:64], y[:64]), lr=1e-3, norm="frozen", dropout=False)
+    same = {name: torch.equal(tensor, expected.state_dict()[name]) for name, tensor in student.state_dict().items()}
+    assert all(same.values()), same
+    assert torch.equal(student[1].running_mean, model[1].running_mean)  # type: ignore[index,arg-type]
+    assert torch.equal(student[1].running_var, model[1].running_var)  # type: ignore[index,arg-type]
+    assert not torch.equal(repaired[1].running_mean, model[1].running_mean)  # type: ignore[index,arg-type]
+    moved = fedquit.unlearn(model, (x[:64], y[:64]), lr=1e-3)
+    assert not torch.equal(moved[1].running_mean, model[1].running_mean)  # type: ignore[index,arg-type]

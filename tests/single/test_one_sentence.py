@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import fedquit
 from fedquit.errors import FedquitError, InputError, NonFiniteError
 from fedquit.single.methods import METHODS
+from fedquit.single.overlap import share_samples
 
 N, WIDTH, CLASSES = 40, 6, 4
 X = torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(N) % CLASSES
+X2 = X + 1
 
 
 def network(*last: nn.Module) -> nn.Module:
@@ -66,12 +68,20 @@ class Samples(Dataset[Any]):
 def calls() -> Iterator[tuple[str, Callable[..., object]]]:
     yield "unlearn", lambda model, data, **options: fedquit.unlearn(model, data, **{"lr": 1e-3, **options})
     yield "recover", lambda model, data, **options: fedquit.recover(model, data, **{"lr": 1e-3, **options})
-    yield "evaluate", lambda model, data, **options: fedquit.evaluate(model, forget=data, holdout=data, **options)
+    yield (
+        "evaluate",
+        lambda model, data, **options: fedquit.evaluate(model, forget=data, holdout=copy.deepcopy(data), **options),
+    )
 
     def with_method(method: str) -> Callable[..., object]:
         rate = {"lr": 1e-3} if METHODS[method].has_rate else {}
         return lambda model, data, **options: fedquit.forget(
-            model, data, (X, Y) if data is None else data, method=method, recover_lr=1e-3, **{**rate, **options}
+            model,
+            data,
+            (X, Y) if data is None else copy.deepcopy(data),
+            method=method,
+            recover_lr=1e-3,
+            **{**rate, **options},
         )
 
     for method in METHODS:
@@ -111,6 +121,12 @@ EVERYWHERE: dict[str, Case] = {
     "positions": (Changed(lambda z: z[:, None].repeat(1, 3, 1)), (X, Y), {}, "choose the rows that have labels by"),
     "images": (nn.Conv2d(3, 4, 1), (torch.zeros(N, 3, 5, 5), torch.zeros(N, 5, 5).long()), {}, "give class_dim=1"),
     "a loss": (Changed(Tensor.mean), (X, Y), {}, r"logits have shape \(\): their last dimension"),
+    "no dimension": (Changed(lambda z: z[:, 0]), (X, Y), {}, r"let `forward` return the pair \(0, z\); a regression"),
+    "several": (network(), (X, nn.functional.one_hot(Y).float()), {}, "several labels at once are not supported"),
+    "smaller image": (
+        nn.Conv2d(3, 4, 2, 2), (torch.zeros(N, 3, 8, 8), torch.zeros(N, 8, 8).long()), {"class_dim": 1},
+        "let `forward` interpolate the logits to the size of the labels",
+    ),
     "one logit": (Changed(lambda z: z[:, :1]), (X, Y), {}, r"at least 2 classes; .* let `forward` return the pair"),
     "softmax": (network(nn.Softmax(-1)), (X, Y), {}, "returns probabilities, .* leave its last softmax out"),
     "class_dim": (network(), (X, Y), {"class_dim": 5}, r"have no dimension 5: let class_dim be that of their classes"),
@@ -130,6 +146,10 @@ EVERYWHERE: dict[str, Case] = {
     "ragged": (network(), ragged, {}, "samples do not make a batch: stack expects .*; .* give `collate`"),
     "loader ragged": (network(), DataLoader(ragged, batch_size=4), {}, "samples do not make a batch: stack expects"),
     "objects": (network(), Samples(lambda at: (object(), 1)), {}, "samples do not make a batch: default_collate"),
+    "list under a key": (
+        Masked(), DataLoader(Samples(lambda at: {"x": X[at].tolist(), "mask": 1.0, "labels": 1}), batch_size=4), {},
+        r"let the data give a tensor under 'x', as with set_format\('torch'\), or give `collate`",
+    ),
     "many": (network(), Samples(lambda at: at), {"collate": list}, "a list of int, int, int, int, [0-9]+ more: wrap"),
     # ---- hooks
     "forward": (network(), (X, Y), {"forward": lambda m, batch: m(batch)}, "`forward` fails on a batch of .*repair it"),
@@ -144,6 +164,7 @@ EVERYWHERE: dict[str, Case] = {
     "weights": (network().state_dict(), (X, Y), {}, "the model is a OrderedDict of .*: give an nn.Module, with load_"),
     "function": (torch.relu, (X, Y), {}, "the model is a builtin_function_or_method: give an nn.Module"),
     "a class": (nn.Linear, (X, Y), {}, "the model is the class Linear: give an object of it"),
+    "without values": (network().to("meta"), (X, Y), {}, "the device 'meta', without values: load its weights"),
     "lazy": (nn.LazyLinear(CLASSES), (X, Y), {}, "lazy layers without a shape: let one batch pass"),
 }  # fmt: skip
 IN_TRAINING: dict[str, Case] = {
@@ -268,3 +289,71 @@ def test_every_fault_is_an_error_that_the_command_line_and_a_program_can_catch()
     assert issubclass(InputError, FedquitError)
     assert issubclass(InputError, ValueError)
     assert issubclass(NonFiniteError, FedquitError)
+
+
+class Mean(nn.Module):
+    """Reads tokens, as a list would not let it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.size(1) == WIDTH
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_a_data_set_of_lists_gives_what_one_of_tensors_gives() -> None:
+    """Hugging Face's give lists of numbers, which torch's own collation turns around."""
+    lists = Samples(lambda at: {"x": X[at].tolist(), "labels": int(Y[at]), "text": "kept out"})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Mean()
+    one, other = (fedquit.unlearn(model, data, lr=1e-3) for data in (lists, {"x": X, "labels": Y}))
+    assert torch.equal(one.layer.weight, other.layer.weight)  # type: ignore[union-attr,arg-type]
+    assert fedquit.evaluate(model, forget=lists).to_dict() == fedquit.evaluate(model, forget=(X, Y)).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lr": "auto", "holdout": (X + 0, Y), "rates": 1e-3}, "rates are 0.001: give a list of finite numbers"),
+        ({"lr": "auto", "holdout": (X + 0, Y), "rates": "1e-3"}, "rates are '1e-3': give a list"),
+        ({"recover_epochs": -1}, "recover_epochs is -1 and has to be an integer of at least 1"),
+        ({"recover_lr": 0}, "recover_lr is 0 and has to be a finite number above 0"),
+        ({"retain": (X, Y)}, "the retain data has samples of the forget data, which recovery would teach: leave them"),
+        ({"holdout": (X[20:], Y[20:])}, "the hold-out has samples of the forget data: give data that was never"),
+        ({"retain": (X2, Y), "holdout": DataLoader(TensorDataset(X2, Y))}, "the hold-out has samples of the retain"),
+    ],
+)
+def test_numbers_and_sets_of_forget_are_answered_by_their_own_names(options: dict[str, Any], says: str) -> None:
+    taken: list[Any] = []
+    settings = {"retain": (X2, Y), "lr": 1e-3, "recover_lr": 1e-3, "callback": taken.append, **options}
+    with pytest.raises(InputError, match=says):
+        fedquit.forget(network(), (X, Y), **settings)
+    assert not taken, "it is said before the work"
+
+
+def test_sets_that_share_no_sample_are_taken() -> None:
+    whole = Samples(lambda at: (X[at], Y[at]))
+    one, other = Subset(whole, range(10)), Subset(whole, range(10, 20))
+    assert not share_samples(one, other)
+    assert share_samples(one, Subset(whole, [9, 30]))
+    assert share_samples(one, whole)
+    assert share_samples(DataLoader(one), Subset(Subset(whole, range(5, 15)), [0]))
+    assert not share_samples(one, Subset(Subset(whole, range(5, 15)), [7]))
+    assert not share_samples((X[:10], Y[:10]), (X[10:], Y[10:]))
+    assert not share_samples((X[::2], Y[::2]), (X[1::2], Y[1::2])), "memory with gaps is not judged"
+    assert not share_samples((X, Y), (X2, Y)), "constants may be shared"
+    assert share_samples(TensorDataset(X, Y), {"x": X[5:], "labels": Y[5:]})
+    assert not share_samples((X, Y), None)
+
+
+def test_one_sample_left_over_passes_batch_norm_in_recovery_by_the_running_statistics() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+    repaired = fedquit.recover(model, (X[:9], Y[:9]), lr=1e-3, batch_size=4)
+    assert repaired[1].num_batches_tracked == 2, "the third batch has one sample"  # type: ignore[index]
+    assert repaired[1].training  # type: ignore[index]
+    alone = fedquit.recover(model, (X[:1], Y[:1]), lr=1e-3)
+    assert torch.equal(alone[1].running_mean, model[1].running_mean)  # type: ignore[index,arg-type]
+    assert not torch.equal(alone[0].weight, model[0].weight)  # type: ignore[index,arg-type]

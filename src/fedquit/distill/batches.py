@@ -70,7 +70,7 @@ class Batches:
     ) -> None:
         self.data = as_pair(data)
         self.epochs = epochs
-        self.collate = collate or default_collate
+        self.collate = collate or collated
         self.orders = list[Tensor]()  # the positions of each batch
         if isinstance(self.data, DataLoader):
             return
@@ -185,7 +185,8 @@ class Reader:
         Raises:
             InputError: for inputs that the model cannot take, or an output that holds no logits.
         """
-        of_batches = OF_HOOKS if self.forward else OF_INPUTS
+        lists = [name for name, part in inputs.items() if isinstance(part, list)] if isinstance(inputs, Mapping) else []
+        of_batches = OF_HOOKS if self.forward or lists else OF_INPUTS
         try:
             output = self._output(model, inputs)
         except (FedquitError, torch.OutOfMemoryError):
@@ -194,6 +195,10 @@ class Reader:
             what, advice = "the model", "give inputs of the shape and type that it was trained on, or `forward`"
             if self.forward:
                 what, advice = "`forward`", "repair it for such batches"
+            elif lists:
+                advice = (
+                    f"let the data give a tensor under {lists[0]!r}, as with set_format('torch'), or give `collate`"
+                )
             raise InputError(f"{what} fails on a batch of {_shown(inputs)}: {first_line(error)}; {advice}.") from error
         logits = logits_of(output)
         if self.class_dim not in (-1, logits.ndim - 1):
@@ -251,6 +256,23 @@ class Reader:
         if not inputs and not self.forward:
             raise InputError(f"a batch is {describe(batch)}, and the model takes none of these: give `forward`.")
         return inputs
+
+
+def collated(samples: list[Any]) -> Any:  # noqa: ANN401 - a batch
+    """Collate as torch does, but for lists of numbers in mappings, which torch would turn around: they become tensors.
+
+    Data sets of Hugging Face give lists, unless `set_format("torch")` was called.
+    """
+    return default_collate([_with_tensors(sample) if isinstance(sample, Mapping) else sample for sample in samples])
+
+
+def _with_tensors(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample whose lists of numbers are tensors."""
+    return {name: torch.tensor(part) if _numbers(part) else part for name, part in sample.items()}
+
+
+def _numbers(part: object) -> bool:
+    return isinstance(part, list) and bool(part) and all(isinstance(entry, int | float) for entry in part)
 
 
 def as_pair(data: Any) -> Any:  # noqa: ANN401 - whatever somebody gives
@@ -328,6 +350,13 @@ def logits_of(output: object) -> Tensor:
     )
 
 
+def are_probabilities(logits: Tensor) -> bool:
+    """Whether rows (…, C) lie in [0, 1] and sum to 1."""
+    rows = logits.float()
+    rounding = 1e-3 if logits.dtype.itemsize > 2 else 1e-2
+    return bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() < rounding).all())
+
+
 def refuse_probabilities(logits: Tensor, forward: Forward | None = None) -> None:
     """Raise an InputError where a model returns probabilities: rows that lie in [0, 1] and sum to 1.
 
@@ -335,9 +364,7 @@ def refuse_probabilities(logits: Tensor, forward: Forward | None = None) -> None
         logits: what is taken for logits, (…, C).
         forward: the hook that chose them; with one there is a warning alone, since logits can look the same.
     """
-    rows = logits.float()
-    rounding = 1e-3 if logits.dtype.itemsize > 2 else 1e-2
-    if not (bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() < rounding).all())):
+    if not are_probabilities(logits):
         return
     if forward is not None:
         warnings.warn(

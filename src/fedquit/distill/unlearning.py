@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import numbers
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from fedquit.distill.batches import (
     refuse_probabilities,
 )
 from fedquit.distill.chunked import distillation_in_chunks
+from fedquit.distill.damage import DamageWarning, Sample, unlearning_damage
 from fedquit.distill.losses import LOSSES, Rule
 from fedquit.distill.stepping import NewOptimizer, Steps, new_optimizer
 from fedquit.distill.virtual_teacher import check_labels, checked_options, whole_number
@@ -96,7 +98,8 @@ def unlearn(
     authors have it: its dropout is active and its BatchNorm statistics move. It is returned in the
     modes the given model was in, and parameters that do not require a gradient stay as they are.
     Parameters in half precision learn through float32 copies and come back in their own type. No
-    global random state is read or changed: the same seed gives the same student.
+    global random state is read or changed: the same seed gives the same student. A warning says where
+    the rate has destroyed the model, as far as the data to forget can tell.
 
     Args:
         model: any module that maps a batch to logits `(B, C)`, `(B, T, C)` or, with `class_dim`,
@@ -154,6 +157,7 @@ def unlearn(
     original = copied(student, place, share_frozen=True).eval()
     student = learner(student, norm=norm, dropout=dropout)
     steps = Steps(student, make)
+    sample = Sample()
 
     def losses_of(batch: object) -> Tensor | None:
         inputs, targets = reader.split(batch)
@@ -173,6 +177,7 @@ def unlearn(
             refuse_probabilities(global_logits, forward)
         logits = student_logits(reader, student, inputs)
         logits = logits if kept is None else logits[kept]
+        sample.add(inputs, kept, targets, global_logits)
         return distillation_in_chunks(logits, global_logits, targets, u, rule)
 
     take_steps(
@@ -182,6 +187,9 @@ def unlearn(
     check_taken(steps, ignore_index)
     if not is_finite(student):
         raise NonFiniteError(f"the student's weights are no longer finite after unlearning with lr={lr}: lower it.")
+    damage = unlearning_damage(sample, student, reader, rule, lr)
+    if damage:
+        warnings.warn(damage, DamageWarning, stacklevel=2)
     return as_given(student, model)
 
 
@@ -275,6 +283,12 @@ def check_module(model: object) -> None:
         raise InputError("the model was exported, which fixes its training mode: give the nn.Module before its export.")
     if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
         raise InputError("the model has lazy layers without a shape: let one batch pass through it first.")
+    without_values = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    if without_values and not any(hasattr(module, "_hf_hook") for module in model.modules()):  # accelerate's offloading
+        raise InputError(
+            "parameters of the model are on the device 'meta', without values: load its weights, "
+            "with model.to_empty(device=…) and load_state_dict."
+        )
 
 
 def copied(model: nn.Module, place: torch.device, *, share_frozen: bool = False) -> nn.Module:
@@ -361,6 +375,19 @@ def student_logits(reader: Reader, student: nn.Module, inputs: object) -> Tensor
                 "choose a batch_size that does not leave one sample over, or norm='frozen'."
             ) from error
         raise
+
+
+@contextmanager
+def norms_at_rest(student: nn.Module) -> Iterator[None]:
+    """Let BatchNorm use its statistics and keep them, as a federation does for a batch of one sample."""
+    norms = [module for module in student.modules() if isinstance(module, _NormBase) and module.training]
+    for module in norms:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in norms:
+            module.train()
 
 
 def take_steps(

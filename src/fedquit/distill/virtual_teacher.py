@@ -177,10 +177,17 @@ def random_label(z: Tensor, y: Tensor, u: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Teacher:
-    """A rule and the names of what it takes besides logits and labels."""
+    """A rule.
+
+    Attributes:
+        rule: (logits, labels, …) -> logits.
+        takes: the names of what it takes besides.
+        keeps_relations: whether the wrong classes differ as they did, at least in their order or in the largest.
+    """
 
     rule: Callable[..., Tensor]
     takes: tuple[str, ...] = ()
+    keeps_relations: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.rule.__doc__)  # so that lists of teachers can say what each does
@@ -191,12 +198,12 @@ TEACHERS: dict[str, Teacher] = {
     "fixed": Teacher(fixed, ("v",)),
     "entropy": Teacher(entropy),
     "temperature": Teacher(temperature, ("tau",)),
-    "flatten": Teacher(flatten),
+    "flatten": Teacher(flatten, keeps_relations=False),
     "topk": Teacher(top_k, ("k",)),
     "logit_ladder": Teacher(logit_ladder),
     "probability_ladder": Teacher(probability_ladder),
-    "incompetent": Teacher(incompetent),
-    "random": Teacher(random_label, ("u",)),
+    "incompetent": Teacher(incompetent, keeps_relations=False),
+    "random": Teacher(random_label, ("u",), keeps_relations=False),
 }
 
 
@@ -269,13 +276,18 @@ def check_labels(labels: Tensor, logits: Tensor) -> None:
     """Raise an InputError unless `labels` `(…)` name one class for each row of `logits` `(…, C)`."""
     if not logits.is_floating_point() or logits.dtype not in FLOATS:
         raise InputError(f"logits are {logits.dtype}: give them as float16, bfloat16, float32 or float64.")
-    if logits.ndim < 1 or logits.shape[-1] < 2:
+    one_logit = logits.ndim == 1 and labels.shape == logits.shape and labels.numel() > 0
+    if logits.ndim < 1 or logits.shape[-1] < 2 or one_logit:
         raise InputError(
             f"logits have shape {tuple(logits.shape)}: their last dimension must hold at least 2 classes; "
-            "for one logit z of a binary model, let `forward` return the pair (0, z)."
+            "for one logit z of a binary model, let `forward` return the pair (0, z); a regression has no classes."
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise InputError(f"labels are {labels.dtype}: give class numbers of an integer type, such as torch.int64.")
+        several = ": give one class number for each, several labels at once are not supported"
+        each = (
+            several if labels.shape == logits.shape else ": give class numbers of an integer type, such as torch.int64"
+        )
+        raise InputError(f"labels are {labels.dtype}{each}.")
     if labels.shape != logits.shape[:-1]:
         raise InputError(
             f"labels have shape {tuple(labels.shape)}, but logits of shape {tuple(logits.shape)} "
@@ -293,11 +305,13 @@ def check_labels(labels: Tensor, logits: Tensor) -> None:
 def _shape_advice(labels: torch.Size, logits: torch.Size) -> str:
     """What to do where labels do not have the shape of logits (…, C) without their classes."""
     if labels == logits:
-        return "give class numbers, such as labels.argmax(-1) of one-hot rows"
+        return "give class numbers, such as labels.argmax(-1) of one-hot rows; several labels at once are not supported"
     if labels[-1:] == (1,) and labels[:-1] == logits[:-1]:
         return "give labels.squeeze(-1)"
     if len(logits) > 2 and labels == logits[:1] + logits[2:]:
         return "give class_dim=1, where the logits have their classes in dimension 1"
+    if len(labels) == len(logits) - 1 > 2 and labels[0] == logits[0]:
+        return "let `forward` interpolate the logits to the size of the labels"
     if labels[:1] != logits[:1]:
         return "let the model return one row of logits for each example"
     return "give one class number for each row of logits, or choose the rows that have labels by `forward`"

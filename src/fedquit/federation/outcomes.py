@@ -24,7 +24,7 @@ from fedquit.results.short import PARTS, SHORT_COLUMNS, in_short, parts_of_gap, 
 from fedquit.results.study_folder import StudyStatus
 from fedquit.results.summary import MethodSummary
 from fedquit.results.words import fixed, holdout_verdict
-from fedquit.utils.names import lookup
+from fedquit.utils.names import each_named, lookup
 
 if TYPE_CHECKING:
     from fedquit.results.frames import DataFrame
@@ -142,7 +142,10 @@ class RunResult:
         for row in self.rows:
             levels = "".join(f"{fixed(number(row.get(key))):>14}" for key in shown)
             lines.append(f"{row['phase']:<11}{row['method']:<12}{levels}{row['rounds']:>8}")
+        named = {number: name for name, number in (self.clients or {}).items()}
         for request in self.results.requests:
+            who = [named.get(client, client) for client in request.row("unlearned").get("clients", [])]
+            lines += [f"to be forgotten: {each_named('client', who)}"] if who else []
             for phase, name in (("recovered", request.method), ("natural", "natural, the control")):
                 said = holdout_verdict(request.row(phase), in_full=True)
                 lines += [f"{name}: {said}"] if said else []

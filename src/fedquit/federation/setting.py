@@ -72,11 +72,14 @@ class Setting:
         objects: dict[str, Given] = {}
         keys: dict[str, Any] = {}
         self.ids: dict[Who, ClientId] | None = None
+        made = _made(model) if callable(model) else None
         if clients is not None:
+            if not isinstance(clients, Mapping):
+                raise InputError(f"clients are {describe(clients)}: give a mapping of each client's name to its data.")
             if test is None:
                 raise InputError("the clients' data is given and no test data: give test=… as well.")
             self.ids = {name: number for number, name in enumerate(clients)}
-            reading = _Reading.of(build_seeded(model, seed=0) if callable(model) else None, labels, collate)
+            reading = _Reading.of(made, labels, collate)
             data = _joined(clients, test, classes, preprocessing, reading)
             name = data.name
             objects[name] = data
@@ -137,6 +140,30 @@ def as_setting(what: str | Path | Recipe | Setting, settings: Settings = ()) -> 
     return other
 
 
+def _made(model: Callable[[], nn.Module]) -> nn.Module:
+    """The module that a factory makes with seed 0.
+
+    Raises:
+        InputError: for something that is no factory without arguments, or one that does not make new weights.
+    """
+    if isinstance(model, nn.Module):
+        name = type(model).__name__
+        raise InputError(f"the model is a {name} that exists: give a function that makes new ones, as `lambda: Net()`.")
+    try:
+        inspect.signature(model).bind()
+    except ValueError:  # of a function that has none
+        pass
+    except TypeError as error:
+        raise InputError(
+            f"the model's factory needs arguments ({error}): give a function without any, as `lambda: Net(10)`."
+        ) from error
+    made, again = (build_seeded(model, seed=0) for _ in range(2))
+    shared = {id(p) for p in made.parameters() if p.requires_grad} & {id(p) for p in again.parameters()}
+    if made is again or shared:
+        raise InputError("the model's factory returns the same weights twice: let it make a new module at each call.")
+    return made
+
+
 def _loaded(recipe: str | Path | None) -> Recipe:
     return changed(Recipe(), OWN) if recipe is None else load(str(recipe))
 
@@ -184,12 +211,8 @@ class _Reading:
 
     def pairs(self, data: Data, whose: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of somebody's data, in their order, as pairs of tensors."""
-        for batch in Batches(data, 1, BATCH, collate=self.collate):
-            try:
-                inputs, labels = self.reader.split(batch)
-            except InputError as error:
-                raise InputError(f"the data of {whose}: {error}") from error
-            x = self._only(inputs, whose)
+        for inputs, given, batch in self._split(data, whose):
+            x, labels = self._only(inputs, whose), given
             if isinstance(batch, Mapping) and self.shifts:
                 if labels.ndim != 2 or labels.shape != x.shape[:2]:
                     raise InputError(
@@ -205,6 +228,14 @@ class _Reading:
                     "cut texts to one length without padding, and give every position its label."
                 )
             yield x, labels
+
+    def _split(self, data: Data, whose: str) -> Iterator[tuple[Any, Tensor, Any]]:
+        """Inputs and labels of each batch, and the batch; errors name whose it is."""
+        try:
+            for batch in Batches(data, 1, BATCH, collate=self.collate):
+                yield *self.reader.split(batch), batch
+        except InputError as error:
+            raise InputError(f"the data of {whose}: {error}") from error
 
     def _only(self, inputs: object, whose: str) -> Tensor:
         """The one tensor among inputs that a network of a federation reads."""

@@ -160,6 +160,8 @@ def _lasting_note(group: Group) -> str:
         said += " After the stop: whether forget and hold-out accuracy stay at Retrain's, judged over several Retrains."
     elif not group.after:
         said += " None of these runs goes on after the stop."
+    if group.after:
+        said += " Retrain has no further rounds: a model that trains on can move away from it without remembering more."
     return said
 
 

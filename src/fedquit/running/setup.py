@@ -20,6 +20,7 @@ from fedquit.core.method import Method, require_covered
 from fedquit.core.params import fingerprint, placed
 from fedquit.data import federate, load_dataset
 from fedquit.data.federated import Dataset, FederatedData
+from fedquit.distill.batches import are_probabilities
 from fedquit.distill.virtual_teacher import check_labels
 from fedquit.engine import Address, Choice, Engine, GraphCache, Precision, choose, evaluation_model_of, open_engine
 from fedquit.engine.local_layers import first_layers
@@ -236,9 +237,12 @@ def _probe(model: Model, initial: Params, dataset: Dataset) -> None:
     except (RuntimeError, TypeError, IndexError) as error:
         reason = str(error).strip().split("\n")[0]
         raise InputError(
-            f"the model cannot take examples of shape {tuple(x.shape[1:])} ({reason}): choose another."
+            f"the model cannot take examples of shape {tuple(x.shape[1:])} ({reason}): "
+            "let its forward take examples of this shape and type, or change the data."
         ) from error
     check_labels(y, logits)
+    if are_probabilities(logits):
+        raise InputError("the model returns probabilities where logits are needed: leave its last softmax out.")
     if logits.shape[-1] != dataset.classes:
         raise InputError(
             f"the model gives {logits.shape[-1]} logits and the data has {dataset.classes} classes: make them equal."

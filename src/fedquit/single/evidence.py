@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from fedquit.distill.unlearning import check_count, copied, place_of
 from fedquit.distill.virtual_teacher import check_labels
 from fedquit.errors import InputError, NonFiniteError
 from fedquit.inference.trace import MARGIN
+from fedquit.single.overlap import refuse_trained_holdout
 
 MOST_TEXTS = 8  # in a pass of a causal language model, whose logits are (texts, positions, vocabulary)
 
@@ -146,6 +148,7 @@ def evaluate(
     """
     batch_size = check_count("batch_size", batch_size)
     place = place_of(model, device)
+    refuse_trained_holdout(holdout, forget=forget, retain=retain)
     others = {"holdout": holdout, "retain": retain, "test": test}
     given = {"forget": forget} | {name: data for name, data in others.items() if data is not None}
     how = {"forward": forward, "labels": labels, "shift": shift, "class_dim": class_dim, "ignore_index": ignore_index}
@@ -165,29 +168,32 @@ def evaluate(
     return evidence
 
 
-def destroyed(before: Evidence, after: Evidence) -> str:
+def destroyed(before: Evidence, after: Evidence, advice: str = "lower the rate") -> str:
     """A sentence where a model fell to what naming one class gives; "" where it did not, or nothing can tell.
 
     The test data decides, or else the retained data. The hold-out is of the forgotten kind: where this kind is mostly
-    of one class, a healthy model may fall so far on it by forgetting, and the sentence asks for test data.
+    of one class, a healthy model may fall so far on it by forgetting, and the sentence asks for test data. An original
+    that lies above that level by less than three standard errors has nothing to lose.
 
     Args:
         before: evidence on the original.
         after: evidence on the model that was made from it.
+        advice: what to do.
     """
     both = before.scores.keys() & after.scores.keys()
     kept = next((name for name in ("test", "retain", "holdout") if name in both), None)
     if kept is None:
         return ""
     level, was, now = chance(after.scores[kept]), before.accuracy[kept], after.accuracy[kept]
-    if not now <= level < was:
+    error = 100 * math.sqrt(level / 100 * (1 - level / 100) / len(after.scores[kept]))
+    if not now <= level or not level + 3 * error < was:
         return ""
     fell = (
         f"The {kept} accuracy fell from {was:.1f} to {now:.1f} %, no more than naming one class gives ({level:.1f} %): "
     )
     if kept == "holdout":
         return fell + "the model may be destroyed, give test=… to tell."
-    return fell + "the model is destroyed, lower the rate."
+    return fell + f"the model is destroyed, {advice}."
 
 
 def null_of(scores: Mapping[str, Scores], before: Evidence | None, margin: float) -> HoldoutNull | None:

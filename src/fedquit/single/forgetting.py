@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +16,15 @@ import torch
 from torch import nn
 
 from fedquit.distill.batches import Collate, Data, Forward, Labels
+from fedquit.distill.damage import DamageWarning
 from fedquit.distill.stepping import NewOptimizer
-from fedquit.distill.unlearning import Callback, check_options, is_rate
+from fedquit.distill.unlearning import Callback, check_count, check_options, is_rate
+from fedquit.distill.virtual_teacher import whole_number
 from fedquit.errors import InputError, NonFiniteError
 from fedquit.inference.trace import MARGIN
 from fedquit.single.evidence import Evidence, destroyed, evaluate, null_of
 from fedquit.single.methods import METHODS
+from fedquit.single.overlap import refuse_retained
 from fedquit.single.recovery import recover
 from fedquit.studies.sweep import Candidate, HalfVerdict, Sweep, choose
 from fedquit.utils.names import lookup
@@ -201,6 +205,9 @@ def forget(
         "device": device,
     }
     _check_given(method, lr, retain, holdout, recover_lr)
+    refuse_retained(forget, retain)
+    if whole_number(recover_epochs) != 0:
+        recover_epochs = check_count("recover_epochs", recover_epochs)
     seed = check_options(seed, autocast, callback)
     how: dict[str, Any] = reading | {
         "epochs": epochs,
@@ -215,17 +222,22 @@ def forget(
     }
     sets: dict[str, Any] = {"forget": forget, "holdout": holdout, "retain": retain, "test": test}
 
+    alone = all(other is None for other in (holdout, retain, test))
+
     def unlearned_with(rate: float | None, *, share: bool = True) -> nn.Module:
         rated = how | {"share_frozen": share} | ({} if rate is None else {"lr": rate})
-        return chosen.run(model, forget, retain, rated, own)
+        with nullcontext() if alone else _judged_by_evidence():
+            return chosen.run(model, forget, retain, rated, own)
 
     def recovered_from(student: nn.Module) -> nn.Module | None:
         if retain is None or recover_epochs == 0:
             return None
-        return recover(
-            student, retain, lr=recover_lr or 0.0, epochs=recover_epochs, batch_size=batch_size,
-            optimizer=recover_optimizer, autocast=autocast, seed=seed, progress=progress, share_frozen=True, **reading,
-        )  # fmt: skip
+        with _judged_by_evidence():
+            return recover(
+                student, retain, lr=recover_lr or 0.0, epochs=recover_epochs, batch_size=batch_size,
+                optimizer=recover_optimizer, autocast=autocast, seed=seed, progress=progress, share_frozen=True,
+                **reading,
+            )  # fmt: skip
 
     def judged(one: nn.Module, original: Evidence | None) -> Evidence:
         return evaluate(one, **sets, original=original, margin=margin, **reading)
@@ -246,11 +258,20 @@ def forget(
     recovered = judged(repaired, before) if repaired is not None else None
     final = repaired if repaired is not None else student
     unmoved = _unmoved(model, final)
-    notes = _notes(before, recovered or unlearned, repaired is None, unmoved, diverged)
+    advice = "lower the rate" if chosen.has_rate else "give more recover_epochs, or a larger recover_lr"
+    notes = _notes(before, recovered or unlearned, repaired is None, unmoved, diverged, advice)
     for note in notes:
         warnings.warn(note, stacklevel=2)
     seconds = time.monotonic() - began
     return Forgotten(final, method, rate, before, unlearned, recovered, sweep, unmoved, notes, seconds)
+
+
+@contextmanager
+def _judged_by_evidence() -> Iterator[None]:
+    """Leave warnings of too large a rate out, where accuracies on other data tell more, with a note of their own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DamageWarning)
+        yield
 
 
 def _check_given(
@@ -270,6 +291,8 @@ def _check_given(
         raise InputError(
             "retain is given, and recovery needs a rate: give recover_lr=…, that with which training ended."
         )
+    if recover_lr is not None and not is_rate(recover_lr):
+        raise InputError(f"recover_lr is {recover_lr!r} and has to be a finite number above 0, such as 1e-4.")
 
 
 def _swept(
@@ -290,8 +313,11 @@ def _swept(
         recovered_from: the recovered student; None without recovery.
         judged: evidence on a model, given that on the original.
     """
-    if not rates or not all(is_rate(rate) for rate in rates):
-        raise InputError(f"rates are {list(rates)!r}: give finite numbers above 0.")
+    given: Any = rates
+    listed = isinstance(given, Iterable) and not isinstance(given, str)
+    if not listed or not list(given) or not all(is_rate(rate) for rate in given):
+        shown = list(given) if listed else given
+        raise InputError(f"rates are {shown!r}: give a list of finite numbers above 0.")
     candidates: list[Candidate] = []
     diverged: float | None = None
     for rate in sorted(set(rates)):
@@ -339,7 +365,12 @@ def _unmoved(model: nn.Module, final: nn.Module) -> tuple[str, ...]:
 
 
 def _notes(
-    before: Evidence, after: Evidence, unrecovered: bool, unmoved: Sequence[str], diverged: float | None
+    before: Evidence,
+    after: Evidence,
+    unrecovered: bool,
+    unmoved: Sequence[str],
+    diverged: float | None,
+    advice: str,
 ) -> tuple[str, ...]:
     notes = []
     if diverged is not None:
@@ -347,11 +378,12 @@ def _notes(
     if unmoved:
         some = ", ".join(unmoved[:3]) + (f" and {len(unmoved) - 3} more" if len(unmoved) > 3 else "")
         notes.append(f"Trainable parameters that did not move: {some}.")
-    destruction = destroyed(before, after)
+    destruction = destroyed(before, after, advice)
     if destruction:
         notes.append(destruction)
     if unrecovered:
         notes.append(
-            "Without retain data nothing was recovered: do not publish the model before it was trained further."
+            "Nothing was recovered, for want of retain data or of epochs: do not publish the model before it was "
+            "trained further."
         )
     return tuple(notes)

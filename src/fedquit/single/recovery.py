@@ -40,6 +40,8 @@ def recover(
 ) -> nn.Module:
     """Return a copy of the model, trained on the retain data with cross-entropy; the given model is left as it is.
 
+    A warning says where the model guesses on that data afterwards, as after training at too large a rate.
+
     Args:
         model: any module that `fedquit.unlearn` takes, with the same options.
         retain: the data that stays, in any form that `fedquit.unlearn` takes.
@@ -54,7 +56,8 @@ def recover(
         class_dim: the dimension of the classes in the logits; 1 for segmentation.
         ignore_index: a label that is left out.
         collate: makes a batch of a list of a dataset's samples; by default torch's.
-        norm: `frozen` keeps the statistics of BatchNorm, which `train` takes from the retain data.
+        norm: `frozen` keeps the statistics of BatchNorm, which `train` takes from the retain data; a batch of one
+            sample passes by them as they are.
         dropout: whether dropout is active.
         autocast: torch.bfloat16 or torch.float16 computes a float32 model's passes in it.
         seed: fixes the order of the samples and dropout.
@@ -92,6 +95,7 @@ def recover(
         callback=callback,
         title="Recovering" if progress else "",
         share_frozen=share_frozen,
+        tell_damage=True,
     )
 
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedquit.distill.batches import Batches, Collate, Data, Forward, Labels, Reader
+from fedquit.distill.damage import DamageWarning, Sample, training_damage
 from fedquit.distill.stepping import NewOptimizer, Steps, new_optimizer
 from fedquit.distill.unlearning import (
     Callback,
@@ -23,8 +26,8 @@ from fedquit.distill.unlearning import (
     copied,
     is_finite,
     learner,
+    norms_at_rest,
     place_of,
-    student_logits,
     take_steps,
 )
 from fedquit.distill.virtual_teacher import check_labels
@@ -70,6 +73,7 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
     title: str,
     share_frozen: bool,
     teacher: nn.Module | None = None,
+    tell_damage: bool = False,
 ) -> nn.Module:
     """Return a trained copy; the other arguments are those of `fedquit.recover`.
 
@@ -79,6 +83,7 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
         losses: of logits (N, C), labels (N,), and what else a loss may use.
         title: of a progress bar; empty for none.
         teacher: whose logits the loss gets too, in evaluation mode.
+        tell_damage: whether a warning says that the model guesses on this data after the training.
     """
     make = new_optimizer(optimizer, check_rate(lr))
     epochs = check_count("epochs", epochs)
@@ -91,9 +96,12 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
     student = learner(copied(model, place, share_frozen=share_frozen), norm=norm, dropout=dropout)
     teaching = copied(teacher, place, share_frozen=True).eval() if teacher is not None else None
 
+    sample = Sample()
+
     def losses_of(batch: object) -> Tensor | None:
         inputs, targets = reader.split(batch)
-        logits = student_logits(reader, student, inputs)
+        with norms_at_rest(student) if len(targets) == 1 else nullcontext():
+            logits = reader.logits(student, inputs)
         taught: Tensor | None = None
         if teaching is not None:
             with torch.no_grad():
@@ -107,6 +115,8 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
         check_labels(targets, logits)
         if not steps.taken:
             check_first_logits(logits.detach(), forward)
+        if tell_damage:
+            sample.add(inputs, kept, targets, logits)
         flat = taught.flatten(0, -2).float() if taught is not None else None
         return losses(logits.flatten(0, -2).float(), targets.flatten(), Drawn(generator, flat))
 
@@ -117,4 +127,7 @@ def trained_copy(  # noqa: D417 - the others are those of `fedquit.recover`
     check_taken(steps, ignore_index)
     if not is_finite(student):
         raise NonFiniteError(f"the weights are no longer finite after training with lr={lr}: lower it.")
+    damage = training_damage(sample, student, reader, lr)
+    if damage:
+        warnings.warn(damage, DamageWarning, stacklevel=3)
     return as_given(student, model)
