@@ -7,9 +7,13 @@ r"""How fast a GPU trains networks that have no kernels of their own: a GPT, a B
 Each network has a process of its own, and all wait for orders:
 
 1. Plain loops in float32 and under autocast, one network after the other. Nothing else runs: they wait for the host.
-2. Compiled steps (`engine.compile = "always"`): all networks are compiled at once, each by eight processes. One that is
-   done is timed and profiled at once, and timed again when no other is being compiled ("alone").
-3. The stacked engine as it is by default, and with row products and Adam's kernel (`"auto"` without its compiler).
+2. Compiled steps (`engine.compile = "always"`): all networks are compiled at once, on the same cores. One that is done
+   is timed and profiled at once, and timed again when no other is being compiled ("alone").
+3. The stacked engine without a compiler, as it is and with row products and Adam's kernel.
+
+With one network, as in `--networks mit --limit 300`, compiling comes first and has all cores and all but a minute of
+the limit; the plain loops and the rest have what is left of it. Ctrl-C (SIGINT) ends all, with the table of what there
+is.
 
 Nothing waits for a network that fails or takes longer than its limit. FOLDER/general_models.json is written after every
 measurement and FOLDER/NETWORK.log as the process says it, so that a run that is cut off leaves what it had;
@@ -55,7 +59,6 @@ LIMIT = 420.0  # seconds for all
 RESERVE = 60.0  # of them for what comes after compiling
 ORDER_LIMITS = {"start": 90.0, "plain": 75.0, "compiled": 40.0, "stacked": 45.0, "products": 45.0, "rounds": 60.0}
 PLAIN_STEPS, STACKED_STEPS = 8, 48  # of each client in a round: whole rounds have 125 (texts) and 157 (images)
-COMPILERS = 8  # processes for each network
 PROFILED = 25  # kernels that are printed
 
 
@@ -108,11 +111,12 @@ class Worker:
             self.measure(way, plain(self.few, 1, bf16=bf16), steps=self.steps[0])
 
     def stacked(self) -> None:
-        """The stacked engine as it is by default."""
+        """The stacked engine with nothing that was written for networks without kernels."""
         self.timed = None
         release()
         timed = engine(self.many, "stacked", 1, self.precision, "never")
         self.measure("stacked", timed, steps=self.steps[1])
+        self.profile("stacked", timed)
 
     def products(self) -> None:
         """With row products and Adam's kernel."""
@@ -121,6 +125,7 @@ class Worker:
         with without_compiler():
             timed = engine(self.many, "stacked", 1, self.precision, "auto")
             self.measure("stacked, row products", timed, steps=self.steps[1])
+            self.profile("stacked, row products", timed)
 
     def compile(self) -> None:
         """The first compiled round, the next ones beside others' compiling, and what steps spend their time on."""
@@ -130,8 +135,8 @@ class Worker:
         tell(self.name, "first compiled round", seconds=seconds, way=ways[-1] if ways else "no GPU")
         self.timed = timed
         self.measure("compiled, beside others", timed, steps=self.steps[1], warm=0)
+        self.profile("compiled", timed)
         if not self.toy:
-            self.profile(timed)
             self.keep_code()
 
     def compiled(self) -> None:
@@ -147,8 +152,10 @@ class Worker:
         peak = torch.cuda.max_memory_allocated() / 2**30 if not self.toy else 0.0
         tell(self.name, way, ms_a_step=step, first_s=first, accuracy=accuracy, rounds=timed.done, peak_gib=peak)
 
-    def profile(self, timed: Timed) -> None:
-        """The kernels that take the most time of a round."""
+    def profile(self, way: str, timed: Timed) -> None:
+        """The kernels that take the most time of a round; a CPU has none."""
+        if self.toy:
+            return
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -158,9 +165,10 @@ class Worker:
         total = sum(e.self_device_time_total for e in kernels)
         ms = 1000 * self.steps[1]
         rows = [(e.key[:140], e.count, e.self_device_time_total / ms) for e in kernels]
-        (self.out / f"{self.name}_kernels.json").write_text(json.dumps(rows, indent=1))
+        name = "_".join([self.name, *way.replace(",", "").split(), "kernels"])
+        (self.out / f"{name}.json").write_text(json.dumps(rows, indent=1))
         count = sum(e.count for e in kernels) / self.steps[1]
-        tell(self.name, "profile", kernels_a_step=count, ms_a_step=total / ms, top=rows[:PROFILED])
+        tell(self.name, f"profile: {way}", kernels_a_step=count, ms_a_step=total / ms, top=rows[:PROFILED])
 
     def keep_code(self) -> None:
         """The longest program that the compiler wrote: it tells what each kernel computes."""
@@ -220,8 +228,8 @@ def work_on(name: str, *, toy: bool, out: Path) -> None:
 class Process:
     """A worker as the driver sees it; one that has ended is started again by its next order."""
 
-    def __init__(self, name: str, said: queue.Queue[tuple[str, str]], out: Path, *, toy: bool) -> None:
-        self.name, self.said, self.out, self.toy = name, said, out, toy
+    def __init__(self, name: str, said: queue.Queue[tuple[str, str]], out: Path, *, compilers: int, toy: bool) -> None:
+        self.name, self.said, self.out, self.compilers, self.toy = name, said, out, compilers, toy
         self.doing = ""
         self.until = 0.0
         self.process: subprocess.Popen[str] | None = None
@@ -232,7 +240,7 @@ class Process:
         cache = Path(tempfile.gettempdir()) / "general-models" / self.name
         environment = os.environ | {
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
-            "TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS),
+            "TORCHINDUCTOR_COMPILE_THREADS": str(self.compilers),
         }
         command = [sys.executable, "-u", __file__, "--worker", self.name, "--out", str(self.out), *["--toy"] * self.toy]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log, "text": True}
@@ -274,7 +282,8 @@ class Driver:
         self.deadline = BEGAN + limit
         self.results: list[dict[str, Any]] = []
         self.said: queue.Queue[tuple[str, str]] = queue.Queue()
-        self.processes = {name: Process(name, self.said, out, toy=toy) for name in names}
+        compilers = max(1, (os.cpu_count() or 1) // max(1, len(names) - 1))  # processes: all cores for one network
+        self.processes = {name: Process(name, self.said, out, compilers=compilers, toy=toy) for name in names}
         self.where: dict[str, Any] = {}  # is measured
 
     def run(self) -> None:
@@ -287,20 +296,24 @@ class Driver:
                 self.where["gpu"] = torch.cuda.get_device_name()
             self.wait()
             self._work()
+        except KeyboardInterrupt:
+            self.take({"network": "all", "what": "interrupted"})
+            raise SystemExit(128 + signal.SIGINT) from None
         finally:
             for process in self.processes.values():
                 process.end()
+            print(table(self.results), flush=True)
 
     def _work(self) -> None:
         general = [name for name in self.processes if name != "resnet"]
-        for name in general:
-            self.one(name, "plain")
-        for name in general:
-            self.begin(name, "compile", self.deadline - RESERVE - time.monotonic())
-        self.wait()
-        for order in ("compiled", "stacked", "products"):
-            for name in general:
-                self.one(name, order)
+        for orders in stages(len(general)):
+            for order in orders:
+                for name in general:
+                    if order == "compile":
+                        self.begin(name, order, self.deadline - RESERVE - time.monotonic())
+                    else:
+                        self.one(name, order)
+            self.wait()
             print(table(self.results), flush=True)
         if "resnet" in self.processes:
             self.one("resnet", "rounds")
@@ -356,10 +369,18 @@ class Driver:
         text = json.dumps({"machine": self.where, "results": self.results}, indent=1)
         (self.out / "general_models.json").write_text(text)
         print({k: v for k, v in result.items() if k != "top"}, flush=True)
-        if result["what"] == "profile":
-            print(f"{result['network']}: {result['kernels_a_step']:.0f} kernels, {result['ms_a_step']:.2f} ms a step")
+        if result["what"].startswith("profile"):
+            time_in = f"{result['kernels_a_step']:.0f} kernels, {result['ms_a_step']:.2f} ms a step"
+            print(f"{result['network']}, {result['what']}: {time_in}")
             for kernel, count, ms in result["top"]:
                 print(f"{ms:9.3f} ms {count:7} {kernel}", flush=True)
+
+
+def stages(networks: int) -> tuple[tuple[str, ...], ...]:
+    """What is ordered of so many networks, in this order; a table is printed after each stage."""
+    if networks == 1:  # nothing of another disturbs it, and the compiler is what needs the time
+        return (("compile",), ("compiled",), ("plain",), ("stacked",), ("products",))
+    return (("plain",), ("compile",), ("compiled",), ("stacked",), ("products",))
 
 
 def table(results: list[dict[str, Any]]) -> str:

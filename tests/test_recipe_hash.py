@@ -121,6 +121,12 @@ def test_a_margin_of_ones_own_is_another_recipe() -> None:
     assert load("demo", ["evaluate.margin=0.1"]).hash != HASHES["demo"]
 
 
+def test_a_default_that_has_changed_leaves_older_records_alone() -> None:
+    """They say `engine.compile = "never"`, the default when they were made."""
+    assert load("demo", ["engine.compile=never"]).hash == HASHES["demo"]
+    assert load("demo", ["engine.compile=always"]).hash != HASHES["demo"]
+
+
 def test_an_unknown_key_of_a_later_record_is_hashed() -> None:
     plain = load("demo").to_dict()
     assert hash_of({**plain, "unknown": 0}) != hash_of(plain)

@@ -107,6 +107,14 @@ def test_a_name_is_taken_at_its_word() -> None:
     assert build_setup(tiny()).chosen.name == "stacked"
 
 
+def test_a_recipe_tells_the_stacked_engine_what_is_planned() -> None:
+    """All rounds, by which it decides whether to compile; a run that is resumed says the same."""
+    setup = build_setup(tiny(train={"rounds": 7}))
+    engine = setup.engine(setup.data, {})
+    assert isinstance(engine, StackedEngine)
+    assert (engine.rounds, engine.compile) == (7, "auto")
+
+
 def test_a_run_says_once_which_engine_it_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,10 +7,13 @@ compiler makes of it is torch's business, and takes it a minute a network on a C
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn, get_args
 
 import pytest
 import torch
@@ -21,7 +24,8 @@ from torch.nn import functional
 
 from fedquit.core import Local, Params, Task
 from fedquit.core.fedavg import Learn
-from fedquit.engine import Address, Ask, SequentialEngine, StackedEngine
+from fedquit.engine import Address, Ask, Compile, Precision, SequentialEngine, StackedEngine
+from fedquit.engine.cuda.gradient_buffer import GradientBuffer
 from fedquit.engine.stacked import compiled, products
 from fedquit.engine.stacked import engine as stacked
 from fedquit.engine.stacked.capture import CapturedSteps, DeviceClock
@@ -97,14 +101,14 @@ def test_nothing_of_it_runs_unless_it_is_asked_for(
     monkeypatch.setattr(StackedEngine, "uses_kernels", True)
     model, data = NETWORKS["batch_norm"]()
     options: dict[str, Any] = {} if compile == "default" else {"compile": compile}
-    engine = StackedEngine(model, data, {}, precision="bf16", **options)
+    engine = StackedEngine(model, data, {}, precision="bf16", rounds=2, **options)
     task = Learn(replace(LOCAL, optimizer=optimizer, clip=clip))
     jobs = engine._jobs(Ask(task, (0, 1), "all", {"start": model.init(3)}, Address(2, "train")), task, (0, 1))
     work = engine._work(task, jobs, 4)
     work.load(jobs)
     step = work.tensors(2, DeviceClock(torch.device("cpu"), LOCAL.batch_size))
     network = work._in_bfloat16(model, step.params, step.copies, step)
-    asked = compile in ("auto", "always")
+    asked = compile != "never"
     assert engine._compiles(10, 1000) == asked
     assert isinstance(work._operations(), ProductOps) == asked
     assert network.kernel_biases == asked
@@ -131,8 +135,8 @@ def test_one_trace_serves_all_widths_and_rounds(monkeypatch: pytest.MonkeyPatch)
     assert not any("convolution" in str(node.target) for node in traced[0].graph.nodes)
 
 
-def test_a_depthwise_convolution_has_no_gradient_by_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At stride 1: its gradient is a convolution, where autograd would make a whole image for each tap."""
+def test_a_compiler_gets_few_operations_of_a_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One view of all taps, and none that only renames a tensor: compiling takes as long as a step has operations."""
     traced: list[GraphModule] = []
 
     def noted(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -143,8 +147,22 @@ def test_a_depthwise_convolution_has_no_gradient_by_shifts(monkeypatch: pytest.M
     model, data = NETWORKS["mit"]()
     list(StackedEngine(model, data, {}, compile="always").run(first_round(model)))
     names = [str(node.target) for node in traced[0].graph.nodes]
-    assert sum("slice_backward" in name for name in names) == 2 * 9  # the second patches, which overlap at stride 2
-    assert not any("select_backward" in name for name in names)
+    assert sum("slice_backward" in name for name in names) == 9 + 3  # the second patches, which overlap at stride 2
+    assert not any("select_backward" in name or "detach" in name or "alias" in name for name in names)
+    # Patches twice; both blocks forward, and backward by the images and by the taps.
+    assert sum("as_strided" in name for name in names) == 2 + 2 * 3
+
+
+def test_only_what_renames_a_tensor_is_dropped() -> None:
+    def step(x: Tensor) -> Tensor:
+        return x.detach().view(2, 3).view(3, 2).expand(3, 2).expand(2, 3, 2) * 2
+
+    graph = make_fx(step)(torch.ones(2, 3))
+    compiled.drop_aliases(graph)
+    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert called == ["aten.view.default", "aten.expand.default", "aten.mul.Tensor"]
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(graph(x), step(x))
 
 
 def first_round(model: FunctionalModel) -> Ask:
@@ -214,7 +232,7 @@ def test_the_compiler_is_asked_for_programs_that_repeat(monkeypatch: pytest.Monk
     """And the process is left as it was, whatever the compiler says."""
     asked: list[tuple[bool, bool]] = []
 
-    def noted(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    def noted(graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
         asked.append((torch.are_deterministic_algorithms_enabled(), flags.fill_uninitialized_memory))
         raise RuntimeError("no")
 
@@ -258,16 +276,97 @@ def test_memory_that_runs_out_while_compiling_halves_the_width(monkeypatch: pyte
     assert engine.graphs.max_clients == 2
 
 
-def test_which_rounds_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_trainings_are_compiled(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """By the plan, whatever part of it a resumed run has still to do."""
     model, data = NETWORKS["batch_norm"]()
-    engine = StackedEngine(model, data, {}, precision="bf16", compile="auto")
-    assert not engine._compiles(10, 1000), "without the kernels nothing is known about a compiler's gain"
+    engine = StackedEngine(model, data, {}, precision="bf16", rounds=30)
+    assert engine.compile == "auto"
+    for _ in range(2):
+        assert not engine._compiles(10, 128), "no Triton"
+    assert [record.getMessage() for record in caplog.records] == [stacked.NO_COMPILER]
     monkeypatch.setattr(StackedEngine, "uses_kernels", True)
-    assert engine._compiles(10, 16)
+    assert engine._compiles(10, 128)
     assert not engine._compiles(1, 1024), "one client: unlearning"
-    assert not engine._compiles(10, 4), "a round of few steps"
-    assert not replace(engine, compile="never")._compiles(10, 1000)
+    assert not engine._compiles(10, 64), "30 rounds of 64 steps"
+    assert not replace(engine, rounds=1)._compiles(10, 1024), "one round"
+    assert not replace(engine, precision="float32")._compiles(10, 1024), "nothing is known about a compiler's gain"
+    assert not replace(engine, compile="never")._compiles(10, 1024)
     assert replace(engine, compile="always")._compiles(1, 1)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_nothing_of_it_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch, precision: Precision) -> None:
+    """Bit for bit as without it, also where it is asked for."""
+    monkeypatch.setattr(StackedEngine, "captures_graphs", False)
+    model, data = NETWORKS["gpt"]()
+    replies = []
+    for way in get_args(Compile):
+        engine = StackedEngine(model, data, {}, precision=precision, compile=way, rounds=10**6)
+        replies.append(list(engine.run(first_round(model))))
+        jobs = engine._jobs(first_round(model), Learn(LOCAL), (0, 1))
+        assert not isinstance(engine._work(Learn(LOCAL), jobs, 4)._operations(), ProductOps)
+    for other in replies[1:]:
+        for one, two in zip(replies[0], other, strict=True):
+            assert all(torch.equal(one.params[n], two.params[n]) for n in one.params)
+
+
+def test_a_network_that_kernels_cover_is_as_without_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that claim most gradients of a step: no compiler, no row products, no other kernel of an optimizer."""
+    monkeypatch.setattr(GradientBuffer, "claimed_part", 0.9)
+    kernels = SimpleNamespace(compile_ahead=contextlib.nullcontext)  # there is no Triton without a GPU
+    monkeypatch.setitem(sys.modules, "fedquit.engine.cuda.triton_common", kernels)
+    model, data = NETWORKS["batch_norm"]()
+    engine = StackedEngine(model, data, {}, compile="always")
+    ask = first_round(model)
+    jobs = engine._jobs(ask, Learn(LOCAL), (0, 1))
+    work = engine._work(Learn(LOCAL), jobs, 8)
+    work.load(jobs)
+    steps = CapturedSteps(work, engine.graphs.stream(data.y.device), as_traced)
+    work.numerics = replace(work.numerics, kernels=True)
+    monkeypatch.setattr(steps, "_warm_up", lambda width: None)
+    steps._choose_way()
+    assert steps.why == "kernels cover the network"
+    assert steps.compiled is None
+    assert not work.numerics.general
+
+
+def test_a_step_that_cannot_be_captured_is_run_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that copies a number from the host's memory; said once, for all kinds of work and rounds."""
+
+    def refuses(graph: object, pool: object, stream: object) -> NoReturn:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "graph", refuses)
+    model, data = NETWORKS["batch_norm"]()
+    engine = StackedEngine(model, data, {})
+    with caplog.at_level(logging.WARNING):
+        agree(engine, Learn(LOCAL), model.init(3))
+        agree(engine, Distill(LOCAL), model.init(3), rounds=1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "A step cannot be captured as a CUDA graph, and is run as torch runs it "
+        "(RuntimeError: operation not permitted when stream is capturing)."
+    ]
+    assert not any(steps.graphs for steps in engine.graphs.captured.values())
+
+
+def test_memory_that_runs_out_in_a_capture_is_no_reason_to_capture_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where CUDA says something else when the capture is ended."""
+
+    def full(graph: object, pool: object, stream: object) -> NoReturn:
+        try:
+            raise torch.OutOfMemoryError
+        finally:
+            raise RuntimeError("capture failed")
+
+    monkeypatch.setattr(torch.cuda, "graph", full)
+    model, data = NETWORKS["batch_norm"]()
+    engine = StackedEngine(model, data, {})
+    jobs = engine._jobs(first_round(model), Learn(LOCAL), (0, 1))
+    with pytest.raises(RuntimeError, match="capture failed"):
+        engine._captured(Learn(LOCAL), jobs)
+    assert not steps_of(engine).why_eager
 
 
 def test_a_network_that_kernels_cover_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

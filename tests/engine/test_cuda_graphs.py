@@ -346,8 +346,7 @@ def test_garbage_is_collected_again_after_a_capture(model: FunctionalModel, monk
         raise RuntimeError("capture")
 
     monkeypatch.setattr(torch.cuda, "graph", fails)
-    with pytest.raises(RuntimeError, match="capture"):
-        list(StackedEngine(model, data, {}).run(ask))
+    assert len(list(StackedEngine(model, data, {}).run(ask))) == 2
     assert gc.isenabled()
     gc.disable()
     try:

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedquit.core import Local
 from fedquit.core.fedavg import Learn
 from fedquit.data.federated import Dataset, FederatedData
 from fedquit.engine import Address, Ask, SequentialEngine
 from fedquit.engine.stacked.compiled import Compile
-from fedquit.models import load_model
+from fedquit.models import FunctionalModel, load_model
 from general_networks import NETWORKS, SIZES, apart
 from gpu import GPU_MARKS, gpu_engine, gpu_replies
 
@@ -44,6 +45,35 @@ def test_a_gpu_computes_what_the_sequential_engine_does(name: str, compile: Comp
         assert max(gaps) <= EXACT, told
         assert max(losses) <= 1e-11, told
         start = expected[0].params
+
+
+class Halved(nn.Module):
+    """Makes a tensor of a number in its forward pass, which a CUDA graph cannot copy to the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.layer(x)) * torch.tensor(0.5, dtype=x.dtype, device=x.device)
+
+
+@pytest.mark.parametrize("compile", ["never", "always"])
+def test_a_network_that_copies_from_the_host_is_trained_all_the_same(compile: Compile) -> None:
+    """Compiled, the number is a constant; else steps are not captured. Both in two rounds, and then another network."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(20, 6, generator=draw, dtype=torch.float64), torch.arange(20) % 3
+    data = FederatedData(Dataset(x, y, x[:2], y[:2], 3), dict(enumerate(torch.arange(20).split([12, 8]))))
+    model = FunctionalModel(Halved, torch.float64)
+    engine = gpu_engine(model, data, compile=compile)
+    for number in range(2):
+        ask = Ask(Learn(LOCAL), (0, 1), "all", {"start": model.init(3)}, Address(2, "train", number))
+        expected = list(SequentialEngine(model, data, {}).run(ask))
+        for reply, wanted in zip(gpu_replies(engine, ask), expected, strict=True):
+            assert apart(reply.params, wanted.params) <= EXACT
+    (steps,) = engine.graphs.captured.values()
+    assert bool(steps.why_eager) == (compile == "never"), steps.why_eager
+    test_a_gpu_computes_what_the_sequential_engine_does("batch_norm", "never")
 
 
 def test_a_compiled_step_repeats_on_a_gpu() -> None:

@@ -35,12 +35,14 @@ class EngineOptions:
         width: How many clients are trained at once, at most; 0: as many as the engine likes.
         graphs: Captured and traced steps, shared by the engines over one data set.
         compile: Whether the stacked engine compiles steps on a GPU.
+        rounds: Of training that are planned in all.
     """
 
     precision: Precision = "float32"
     width: int = 0
     graphs: GraphCache = field(default_factory=GraphCache, repr=False)
-    compile: Compile = "never"
+    compile: Compile = "auto"
+    rounds: int = 1
 
 
 EngineFactory = Callable[[Model, FederatedData, Memory, EngineOptions], Engine]
@@ -53,7 +55,16 @@ def _sequential(model: Model, data: FederatedData, memory: Memory, options: Engi
 
 def _stacked(model: Model, data: FederatedData, memory: Memory, options: EngineOptions) -> Engine:
     """Many clients in one computation; on a GPU, steps are captured as CUDA graphs and replayed."""
-    return StackedEngine(model, data, memory, options.width, options.precision, options.graphs, options.compile)
+    return StackedEngine(
+        model,
+        data,
+        memory,
+        width=options.width,
+        precision=options.precision,
+        graphs=options.graphs,
+        compile=options.compile,
+        rounds=options.rounds,
+    )
 
 
 def _threaded(model: Model, data: FederatedData, memory: Memory, options: EngineOptions) -> Engine:
@@ -83,7 +94,8 @@ def open_engine(
     precision: Precision = "float32",
     width: int = 0,
     graphs: GraphCache | None = None,
-    compile: Compile = "never",
+    compile: Compile = "auto",
+    rounds: int = 1,
 ) -> Engine:
     """Make an engine.
 
@@ -95,9 +107,10 @@ def open_engine(
         precision: What networks compute in.
         width: How many clients are trained at once, at most; 0: as many as the engine likes.
         graphs: Captured and traced steps of earlier engines over the same data set; None for a cache of its own.
-        compile: Whether the stacked engine compiles steps on a GPU; "auto" where it should be worth it.
+        compile: Whether the stacked engine compiles steps on a GPU; "auto" where the planned steps are worth it.
+        rounds: Of training that are planned in all: a run that is resumed has to say the same.
     """
-    options = EngineOptions(precision, width, graphs if graphs is not None else GraphCache(), compile)
+    options = EngineOptions(precision, width, graphs if graphs is not None else GraphCache(), compile, rounds)
     return lookup(ENGINES, name, "engine")(model, data, memory, options)
 
 

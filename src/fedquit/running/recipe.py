@@ -149,14 +149,14 @@ class AuditRecipe:
 
 @dataclass(frozen=True)
 class EngineRecipe:
-    """How the run is computed. The precision changes results; the other keys do not."""
+    """How the run is computed. The precision changes results; the other keys do so by the order of sums at most."""
 
     name: str = "auto"  # of `fedquit list engines`
     threads: int = 0  # 0: torch's own choice
     device: str = "auto"  # cpu, cuda, cuda:1, …; auto: a GPU where there is one
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"  # of a float32 network; auto: bf16 on a GPU
     width: int = 0  # clients at once, at most; 0: as many as fit
-    compile: Literal["auto", "always", "never"] = "never"  # steps on a GPU; auto: of networks without kernels of ours
+    compile: Literal["auto", "always", "never"] = "auto"  # steps on a GPU; auto: of networks without kernels of ours
 
 
 @dataclass(frozen=True)
@@ -326,6 +326,8 @@ FIRST_KEYS: Mapping[str, frozenset[str]] = {
     "evaluate": frozenset(("attacks", "relearn", "backdoor", "backdoor_target", "backdoor_size")),
     "engine": frozenset(("name", "threads", "device", "precision", "width")),
 }
+# The defaults that such keys had before, by section and key: records that say them keep their hash, too.
+FORMER_DEFAULTS: Mapping[tuple[str, str], Any] = {("engine", "compile"): "never"}
 
 
 def without_later_defaults(plain: Mapping[str, Any], schema: type = Recipe, section: str = "") -> dict[str, Any]:
@@ -353,7 +355,7 @@ def without_later_defaults(plain: Mapping[str, Any], schema: type = Recipe, sect
             differs = bool(part)
         else:
             part = value
-            differs = value != _default(known.get(key))
+            differs = value != _default(known.get(key)) and value != FORMER_DEFAULTS.get((section, key))
         if key in first or differs:
             hashed[key] = part
     return hashed

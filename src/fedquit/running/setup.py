@@ -108,7 +108,8 @@ class Setup:
         """
         spec = self.recipe.engine
         name = self.chosen.name
-        return open_engine(name, self.model, data, homes, self.precision, spec.width, self.graphs, spec.compile)
+        options = self.precision, spec.width, self.graphs, spec.compile, self.recipe.train.rounds
+        return open_engine(name, self.model, data, homes, *options)
 
     @cached_property
     def chosen(self) -> Choice:

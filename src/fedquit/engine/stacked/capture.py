@@ -37,6 +37,13 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def warn_once(sentence: str, told: set[str]) -> None:
+    """Give a warning, unless it is among those that were given, and note it there."""
+    if sentence not in told:
+        told.add(sentence)
+        log.warning("%s", sentence)
+
+
 class DeviceClock:
     """A step that a CUDA graph reads from memory."""
 
@@ -69,19 +76,24 @@ class DeviceClock:
 class CapturedSteps:
     """Captures and replays the steps of some clients."""
 
-    def __init__(self, work: Work, stream: torch.cuda.Stream, compiler: Compiler | None = None) -> None:
+    def __init__(
+        self, work: Work, stream: torch.cuda.Stream, compiler: Compiler | None = None, told: set[str] | None = None
+    ) -> None:
         """Begin without any graph.
 
         Args:
             work: The clients' state.
             stream: Where steps are captured.
             compiler: Compiles the steps of networks that the kernels do not cover; None compiles nothing.
+            told: Warnings that were given and are not repeated.
         """
         self.work = work
         self.stream = stream
         self.compiled: CompiledGradients | None = None
         self.why = ""  # a step is not compiled; empty where it is
+        self.why_eager = ""  # no step is captured; empty where they are
         self._compiler = compiler
+        self._told = set() if told is None else told
         self.clock = DeviceClock(work.losses.device, work.task.local.batch_size)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of clients
 
@@ -90,12 +102,15 @@ class CapturedSteps:
         self.work.load(jobs)
         self.clock.set(self.work.task.local.lr)
         for width in active_clients(jobs):
-            self.graphs[width].replay()
+            if self.why_eager:
+                self._step(width)
+            else:
+                self.graphs[width].replay()
 
     def prepare(self, jobs: Sequence[Job]) -> None:
         """Capture a step for each number of clients that the jobs need and that has no graph yet."""
         missing = set(active_clients(jobs)) - self.graphs.keys()
-        if missing:
+        if missing and not self.why_eager:
             self.capture(sorted(missing, reverse=True))
 
     def capture(self, widths: Sequence[int]) -> None:
@@ -113,26 +128,47 @@ class CapturedSteps:
             with torch.cuda.stream(self.stream):
                 self._warm_up(width)
             torch.cuda.current_stream().wait_stream(self.stream)
-            graph = torch.cuda.CUDAGraph()
-            pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+            if not self._capture(width):
+                break
+
+    def _capture(self, width: int) -> bool:
+        """Capture a step that has run; returns whether CUDA took it, and if not, no step is captured any more."""
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+        try:
             with without_garbage_collection(), torch.cuda.graph(graph, pool=pool, stream=self.stream):
                 self._step(width)
-            self.graphs[width] = graph
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError):
+                raise
+            self.why_eager = _in_words(error.__context__ or error)
+            self.graphs.clear()
+            self._warn(f"A step cannot be captured as a CUDA graph, and is run as torch runs it ({self.why_eager}).")
+            return False
+        self.graphs[width] = graph
+        return True
+
+    def _warn(self, sentence: str) -> None:
+        warn_once(sentence, self._told)
 
     def _choose_way(self) -> None:
-        """Compile the step where that is asked for and the kernels do not cover most of the network."""
+        """Compile the step where that is asked for and the kernels do not cover most of the network.
+
+        A network that they cover is computed without anything that was written for the others.
+        """
         work = self.work
-        if self._compiler is None:
-            self.why = "not asked for"
-            return
-        if work.numerics.kernels:
+        if work.numerics.kernels and work.numerics.general:
             from fedquit.engine.cuda.triton_common import compile_ahead
 
             with compile_ahead():
                 self._warm_up(len(work.clients.rows))
             if work.gradient_buffer.claimed_part >= COVERED:
                 self.why = "kernels cover the network"
+                work.numerics = replace(work.numerics, general=False)
                 return
+        if self._compiler is None:
+            self.why = "not asked for"
+            return
         plain = work.numerics
         work.numerics = replace(plain, compiled=True)
         self.compiled = CompiledGradients(work.gradients, self._compiler)
@@ -141,8 +177,8 @@ class CapturedSteps:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler may fail on anything that a network does
-            self.why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            log.warning("A step could not be compiled, and runs as torch runs it, slower (%s).", self.why)
+            self.why = _in_words(error)
+            self._warn(f"A step could not be compiled, and runs as torch runs it, slower ({self.why}).")
             work.numerics = plain
             self.compiled = None
 
@@ -157,3 +193,7 @@ class CapturedSteps:
             self.work.step(width, self.clock, self.compiled, computed=len(self.work.clients.rows))
         with torch.no_grad():
             self.clock.advance()
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

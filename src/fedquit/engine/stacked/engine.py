@@ -31,8 +31,8 @@ from fedquit.engine.optim import OPTIMIZERS
 from fedquit.engine.plan import make_plan
 from fedquit.engine.precision import Precision, computing
 from fedquit.engine.sequential import SequentialEngine
-from fedquit.engine.stacked.capture import CapturedSteps
-from fedquit.engine.stacked.compiled import MIN_CLIENT_STEPS, MIN_CLIENTS, Compile, inductor
+from fedquit.engine.stacked.capture import CapturedSteps, warn_once
+from fedquit.engine.stacked.compiled import MIN_CLIENTS, MIN_STEPS, Compile, inductor
 from fedquit.engine.stacked.eager import EagerSteps, Steps
 from fedquit.engine.stacked.graph_cache import MAX_CAPTURED, GraphCache
 from fedquit.engine.stacked.replay import MAX_NUMBERS, ReplayedSteps, TracedSteps, one_thread
@@ -41,6 +41,10 @@ from fedquit.engine.stacked.work import Numerics, Work
 from fedquit.utils.names import lookup
 
 log = logging.getLogger(__name__)
+NO_COMPILER = (
+    "Steps are not compiled, and run slower: this takes Triton and a GPU of compute capability 8.0 or more "
+    '(engine.compile = "never" leaves this warning out).'
+)
 
 
 @dataclass
@@ -54,8 +58,9 @@ class StackedEngine:
         width: How many clients at once, at most; 0: as many as are asked.
         precision: What networks compute in.
         graphs: Captured and traced steps, which engines over the same data set may share.
-        compile: Whether steps on a GPU are compiled: "auto" for networks that the kernels do not cover, in rounds that
-            are long enough; "never" leaves all that was written for such networks out.
+        compile: Whether steps on a GPU are compiled: "auto" for networks that the kernels do not cover, in trainings
+            that are long enough; "never" leaves all that was written for such networks out.
+        rounds: Of training that are planned in all, also before a run is resumed; "auto" counts their steps.
     """
 
     model: Model
@@ -64,7 +69,8 @@ class StackedEngine:
     width: int = 0
     precision: Precision = "float32"
     graphs: GraphCache = field(default_factory=GraphCache, repr=False)
-    compile: Compile = "never"
+    compile: Compile = "auto"
+    rounds: int = 1
     _indices: dict[tuple[ClientId, Split, int], ClientIndices] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -180,24 +186,32 @@ class StackedEngine:
             self.graphs.shrink(MAX_CAPTURED - 1)
             work = self._work(task, jobs, capacity)
             compiler = inductor if self._compiles(len(jobs), capacity) else None
-            steps = CapturedSteps(work, self.graphs.stream(self.data.y.device), compiler)
+            steps = CapturedSteps(work, self.graphs.stream(self.data.y.device), compiler, self.graphs.told)
         self.graphs.captured[key] = steps
         steps.work.task = task
         steps.prepare(jobs)
         return steps
 
     def _compiles(self, clients: int, steps: int) -> bool:
-        """Whether steps are compiled; it follows from sizes, so that runs repeat exactly."""
+        """Whether steps are compiled; it follows from sizes and the plan, so that runs repeat and resume exactly.
+
+        Args:
+            clients: That train at once.
+            steps: Of a round, counted up to a power of two.
+        """
         if self.compile != "auto":
             return self.compile == "always"
-        return self.uses_kernels and clients >= MIN_CLIENTS and clients * steps >= MIN_CLIENT_STEPS
+        worth_it = self.precision == "bf16" and clients >= MIN_CLIENTS and self.rounds * steps >= MIN_STEPS
+        if worth_it and not self.uses_kernels:
+            warn_once(NO_COMPILER, self.graphs.told)
+        return worth_it and self.uses_kernels
 
     def _work(self, task: Task, jobs: Sequence[Job], steps: int) -> Work:
         numerics = Numerics(
             bf16=self.precision == "bf16",
             kernels=self.uses_kernels,
             captured=self.captures_graphs,
-            general=self.compile != "never",
+            general=self.captures_graphs and self.compile != "never",
         )
         return Work(self.model, self.data.dataset, task, jobs, steps, numerics)
 

@@ -20,11 +20,13 @@ class GraphCache:
     Attributes:
         captured: By all that a CUDA graph depends on; the last used is the last.
         traced: The same for steps on a CPU.
+        told: Warnings that were given, and are not repeated.
         max_clients: How many clients fit into memory at once, known since memory ran out; 0: it never has.
     """
 
     captured: dict[object, CapturedSteps] = field(default_factory=dict)
     traced: dict[object, TracedSteps] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
     max_clients: int = 0
     _stream: torch.cuda.Stream | None = None
 

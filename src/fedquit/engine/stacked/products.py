@@ -110,35 +110,79 @@ def _pair(value: int | Sequence[int]) -> Pair:
     return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])
 
 
-def _shifted(images: Tensor, size: Pair, step: Pair, spread: Pair) -> list[Tensor]:
-    """Return for each tap the pixels that it meets, each (B, H', W', C), a view of (B, H, W, C)."""
+def _windows(images: Tensor, size: Pair, step: Pair, spread: Pair) -> Tensor:
+    """Return the pixels that each tap meets, (B, H', W', R, S, C), a view of (B, H, W, C).
+
+    One view of all taps, where a slice for each would give a compiler nine times the operations. The compiler also has
+    to keep the images in memory then, which it else would compute anew for every tap.
+    """
     height, width = (
         (side - reach * (taps - 1) - 1) // stride + 1
         for side, taps, stride, reach in zip(images.shape[1:3], size, step, spread, strict=True)
     )
-    return [
-        images[
-            :,
-            r * spread[0] : r * spread[0] + step[0] * (height - 1) + 1 : step[0],
-            s * spread[1] : s * spread[1] + step[1] * (width - 1) + 1 : step[1],
-        ]
-        for r in range(size[0])
-        for s in range(size[1])
-    ]
+    batch, down, right, channel = images.stride()
+    shape = (images.shape[0], height, width, *size, images.shape[3])
+    strides = (batch, step[0] * down, step[1] * right, spread[0] * down, spread[1] * right, channel)
+    return images.as_strided(shape, strides)
+
+
+class Windows(Function):
+    """The windows (B, H', W', R, S, C) of images (B, H, W, C), at any stride.
+
+    The gradient of the images adds the taps up in a fixed order, which that of an overlapping view would not.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(images: Tensor, size: Pair, step: Pair, spread: Pair) -> Tensor:  # noqa: D102
+        return _windows(images, size, step, spread).clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Pair, Pair, Pair], output: Tensor) -> None:  # noqa: ANN401, D102
+        ctx.shape = tuple(inputs[0].shape)
+        ctx.sizes = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:  # noqa: ANN401, D102
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        g, (size, step, spread) = gradients[0], ctx.sizes
+        batch, _, width, channels = ctx.shape
+        place = torch.ops.aten.slice_backward  # a part of a tensor of zeros
+        rows = []
+        for r in range(size[0]):
+            wide = (batch, g.shape[1], width, channels)
+            reaches = [_reach(s, g.shape[2], step[1], spread[1]) for s in range(size[1])]
+            row = _sum([place(g[:, :, :, r, s], wide, 2, *reach) for s, reach in enumerate(reaches)])
+            rows.append(place(row, ctx.shape, 1, *_reach(r, g.shape[1], step[0], spread[0])))
+        return _sum(rows), None, None, None
+
+
+def _reach(tap: int, count: int, stride: int, spread: int) -> tuple[int, int, int]:
+    """Return begin, end and step of the pixels that a tap meets along one side."""
+    first = tap * spread
+    return first, first + stride * (count - 1) + 1, stride
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 class ChannelConvolution(Function):
-    """Every channel of images (B, H, W, C) convolved for itself with taps (C, R, S), `down` and `right` apart.
+    """Every channel of images (B, H, W, C) convolved for itself with taps (R, S, C), `down` and `right` apart.
 
-    The stride is 1. Autograd would make of each shift's gradient a whole image of zeros with a part filled in; the
-    gradient of the images is a convolution with the taps reversed.
+    The stride is 1. The gradient of the images is a convolution with the taps reversed.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(images: Tensor, taps: Tensor, down: int, right: int) -> Tensor:  # noqa: D102
-        return _sum_of_shifts(images, taps, (1, 1), (down, right))
+        return _convolved(images, taps, (down, right))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: Tensor) -> None:  # noqa: ANN401, D102
@@ -148,49 +192,48 @@ class ChannelConvolution(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # noqa: ANN401, D102
         images, taps = ctx.saved_tensors
-        g, size, spread = gradients[0], (taps.shape[1], taps.shape[2]), ctx.spread
+        g, size, spread = gradients[0], (taps.shape[0], taps.shape[1]), ctx.spread
         of_images = of_taps = None
         if ctx.needs_input_grad[0]:
             rows, columns = spread[0] * (size[0] - 1), spread[1] * (size[1] - 1)
             padded = functional.pad(g, (0, 0, columns, columns, rows, rows))
-            of_images = _sum_of_shifts(padded, taps.flip(1, 2), (1, 1), spread)
+            of_images = _convolved(padded, taps.flip(0, 1), spread)
         if ctx.needs_input_grad[1]:
-            sums = [(g * part).sum((0, 1, 2)) for part in _shifted(images, size, (1, 1), spread)]
-            of_taps = torch.stack(sums, 1).view(taps.shape)
+            windows = _windows(images, size, (1, 1), spread)
+            sums = [(g * windows[:, :, :, r, s]).sum((0, 1, 2)) for r in range(size[0]) for s in range(size[1])]
+            of_taps = torch.stack(sums).view(taps.shape)
         return of_images, of_taps, None, None
+
+
+def _convolved(images: Tensor, taps: Tensor, spread: Pair) -> Tensor:
+    """Convolve every channel of (B, H, W, C) for itself with taps (R, S, C), at stride 1."""
+    windows = _windows(images, (taps.shape[0], taps.shape[1]), (1, 1), spread)
+    return (windows * taps).sum((3, 4))  # (B, H', W', C)
 
 
 def _by_channel(images: Tensor, w: Tensor, step: Pair, spread: Pair) -> Tensor:
     """Convolve every channel of (B, H, W, C) for itself, with weights (C, 1, R, S)."""
-    taps = w.squeeze(1)
-    if step != (1, 1):
-        return _sum_of_shifts(images, taps, step, spread)
-    out: Tensor = ChannelConvolution.apply(images, taps, *spread)  # type: ignore[no-untyped-call]
-    return out
-
-
-def _sum_of_shifts(images: Tensor, taps: Tensor, step: Pair, spread: Pair) -> Tensor:
-    """Sum the pixels (B, H', W', C) that each tap meets, times the tap, (C, R, S)."""
-    weights = taps.flatten(1)  # (C, R * S)
-    shifts = _shifted(images, (taps.shape[1], taps.shape[2]), step, spread)
-    out = shifts[0] * weights[:, 0]
-    for n, part in enumerate(shifts[1:], 1):
-        out = out + part * weights[:, n]
-    return out
+    taps = w.squeeze(1).permute(1, 2, 0)  # (R, S, C)
+    out: Tensor
+    if step == (1, 1):
+        out = ChannelConvolution.apply(images, taps, *spread)  # type: ignore[no-untyped-call]
+        return out
+    out = Windows.apply(images, (taps.shape[0], taps.shape[1]), step, spread)  # type: ignore[no-untyped-call]
+    return (out * taps).sum((3, 4))
 
 
 def _by_windows(images: Tensor, w: Tensor, step: Pair, spread: Pair) -> Tensor:
     """Convolve (B, H, W, I) with weights (O, I, R, S), as a product of the windows with the weights."""
     outputs, size = w.shape[0], (w.shape[2], w.shape[3])
     taps = w.permute(2, 3, 1, 0).reshape(-1, outputs)  # (R * S * I, O)
+    windows: Tensor
     if size == step and spread == (1, 1):  # windows that do not overlap
         height, width = images.shape[1] // size[0], images.shape[2] // size[1]
         whole = images[:, : height * size[0], : width * size[1]]
         windows = whole.unflatten(2, (width, size[1])).unflatten(1, (height, size[0])).transpose(2, 3)
-        windows = windows.flatten(3)  # (B, H', W', R * S * I)
     else:
-        windows = torch.cat(_shifted(images, size, step, spread), -1)  # (B, H', W', R * S * I)
-    return _product(windows, taps)  # (B, H', W', O)
+        windows = Windows.apply(images, size, step, spread)  # type: ignore[no-untyped-call]
+    return _product(windows.flatten(3), taps)  # (B, H', W', R * S * I) to (B, H', W', O)
 
 
 def _conv_with_input(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
