@@ -123,7 +123,7 @@ class Worker:
         self.timed = None
         release()
         with without_compiler():
-            timed = engine(self.many, "stacked", 1, self.precision, "auto")
+            timed = engine(self.many, "stacked", 1, self.precision, "always")
             self.measure("stacked, row products", timed, steps=self.steps[1])
             self.profile("stacked, row products", timed)
 

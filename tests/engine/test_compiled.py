@@ -86,30 +86,33 @@ def test_a_compiled_step_is_the_sequential_one(name: str, task: Task) -> None:
 def test_without_a_compiler_products_are_the_same(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(StackedEngine, "_compiles", lambda *_: False)
     model, data = NETWORKS[name]()
-    engine = StackedEngine(model, data, {}, compile="auto")
+    engine = StackedEngine(model, data, {}, compile="always")
     agree(engine, Learn(LOCAL), model.init(3), rounds=1)
     assert steps_of(engine).compiled is None
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-@pytest.mark.parametrize("compile", ["default", "never", "auto", "always"])
+@pytest.mark.parametrize("compile", ["default", "never", "too short", "too small", "auto", "always"])
 def test_nothing_of_it_runs_unless_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, compile: str, clip: float, optimizer: str
 ) -> None:
     """The mode, the optimizer's kernel and the convolutions of a step that has kernels, as on a GPU."""
     monkeypatch.setattr(StackedEngine, "uses_kernels", True)
     model, data = NETWORKS["batch_norm"]()
-    options: dict[str, Any] = {} if compile == "default" else {"compile": compile}
-    engine = StackedEngine(model, data, {}, precision="bf16", rounds=2, **options)
+    if compile in ("too short", "auto"):
+        monkeypatch.setattr(stacked, "MIN_NUMBERS", 1)
+    options: dict[str, Any] = {"compile": compile} if compile in get_args(Compile) else {}
+    options["rounds"] = 10**6 if compile in ("too small", "auto") else 2
+    engine = StackedEngine(model, data, {}, precision="bf16", **options)
     task = Learn(replace(LOCAL, optimizer=optimizer, clip=clip))
     jobs = engine._jobs(Ask(task, (0, 1), "all", {"start": model.init(3)}, Address(2, "train")), task, (0, 1))
     work = engine._work(task, jobs, 4)
     work.load(jobs)
     step = work.tensors(2, DeviceClock(torch.device("cpu"), LOCAL.batch_size))
     network = work._in_bfloat16(model, step.params, step.copies, step)
-    asked = compile != "never"
-    assert engine._compiles(10, 1000) == asked
+    asked = compile in ("auto", "always")
+    assert engine._compiles(jobs, 4) == asked
     assert isinstance(work._operations(), ProductOps) == asked
     assert network.kernel_biases == asked
     assert work._has_update_kernel() == (asked or (optimizer == "sgd" and not clip))
@@ -276,22 +279,29 @@ def test_memory_that_runs_out_while_compiling_halves_the_width(monkeypatch: pyte
     assert engine.graphs.max_clients == 2
 
 
+def planned_jobs(clients: int, parameters: int) -> list[Any]:
+    """What a decision by sizes reads of jobs."""
+    return [SimpleNamespace(start={"w": torch.empty(parameters, device="meta")})] * clients
+
+
 def test_which_trainings_are_compiled(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """By the plan, whatever part of it a resumed run has still to do."""
     model, data = NETWORKS["batch_norm"]()
     engine = StackedEngine(model, data, {}, precision="bf16", rounds=30)
     assert engine.compile == "auto"
+    many = planned_jobs(10, 3_345_092)  # MiT-B0
     for _ in range(2):
-        assert not engine._compiles(10, 128), "no Triton"
+        assert not engine._compiles(many, 128), "no Triton"
     assert [record.getMessage() for record in caplog.records] == [stacked.NO_COMPILER]
     monkeypatch.setattr(StackedEngine, "uses_kernels", True)
-    assert engine._compiles(10, 128)
-    assert not engine._compiles(1, 1024), "one client: unlearning"
-    assert not engine._compiles(10, 64), "30 rounds of 64 steps"
-    assert not replace(engine, rounds=1)._compiles(10, 1024), "one round"
-    assert not replace(engine, precision="float32")._compiles(10, 1024), "nothing is known about a compiler's gain"
-    assert not replace(engine, compile="never")._compiles(10, 1024)
-    assert replace(engine, compile="always")._compiles(1, 1)
+    assert engine._compiles(many, 128)
+    assert not engine._compiles(planned_jobs(1, 100_000_000), 1024), "one client: unlearning"
+    assert not engine._compiles(planned_jobs(8, 820_000), 1024), "the LSTM of Shakespeare: its steps take 5 ms"
+    assert not engine._compiles(many, 64), "30 rounds of 64 steps"
+    assert not replace(engine, rounds=1)._compiles(many, 1024), "one round"
+    assert not replace(engine, precision="float32")._compiles(many, 1024), "nothing is known about a compiler's gain"
+    assert not replace(engine, compile="never")._compiles(many, 1024)
+    assert replace(engine, compile="always")._compiles(planned_jobs(1, 1), 1)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

@@ -35,9 +35,8 @@ Compiled = Callable[..., Sequence[Tensor]]
 Compiler = Callable[[GraphModule, list[Tensor]], Compiled]
 
 MIN_CLIENTS = 2  # fewer are asked once, as in unlearning, or are computed by whoever asks
-MIN_STEPS = (
-    2_000  # of a training: compiling took about 40 s, and saved a GPT and a BERT of ten clients 20 to 24 ms each
-)
+MIN_STEPS = 2_000  # of a training: compiling took 34 and 60 s, and saved a GPT and a BERT of ten clients 24 and 20 ms
+MIN_NUMBERS = 20_000_000  # parameters of all clients: a step of a small network has not 20 ms to save
 OPTIONS: dict[str, Any] = {"unroll_reductions_threshold": 10}  # of the compiler: sums of 3 x 3 taps have no loop
 MAX_OPERATIONS = 12_000  # of a step: a recurrent network that is written out takes the compiler minutes
 

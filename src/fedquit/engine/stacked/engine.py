@@ -32,7 +32,7 @@ from fedquit.engine.plan import make_plan
 from fedquit.engine.precision import Precision, computing
 from fedquit.engine.sequential import SequentialEngine
 from fedquit.engine.stacked.capture import CapturedSteps, warn_once
-from fedquit.engine.stacked.compiled import MIN_CLIENTS, MIN_STEPS, Compile, inductor
+from fedquit.engine.stacked.compiled import MIN_CLIENTS, MIN_NUMBERS, MIN_STEPS, Compile, inductor
 from fedquit.engine.stacked.eager import EagerSteps, Steps
 from fedquit.engine.stacked.graph_cache import MAX_CAPTURED, GraphCache
 from fedquit.engine.stacked.replay import MAX_NUMBERS, ReplayedSteps, TracedSteps, one_thread
@@ -185,33 +185,40 @@ class StackedEngine:
         if steps is None:
             self.graphs.shrink(MAX_CAPTURED - 1)
             work = self._work(task, jobs, capacity)
-            compiler = inductor if self._compiles(len(jobs), capacity) else None
+            compiler = inductor if self._compiles(jobs, capacity) else None
             steps = CapturedSteps(work, self.graphs.stream(self.data.y.device), compiler, self.graphs.told)
         self.graphs.captured[key] = steps
         steps.work.task = task
         steps.prepare(jobs)
         return steps
 
-    def _compiles(self, clients: int, steps: int) -> bool:
-        """Whether steps are compiled; it follows from sizes and the plan, so that runs repeat and resume exactly.
+    def _is_worth_compiling(self, jobs: Sequence[Job], steps: int) -> bool:
+        """Whether steps are to be compiled; it follows from sizes and the plan, so that runs repeat and resume exactly.
 
         Args:
-            clients: That train at once.
+            jobs: Of the clients that train at once.
             steps: Of a round, counted up to a power of two.
         """
         if self.compile != "auto":
             return self.compile == "always"
-        worth_it = self.precision == "bf16" and clients >= MIN_CLIENTS and self.rounds * steps >= MIN_STEPS
-        if worth_it and not self.uses_kernels:
+        numbers = len(jobs) * sum(tensor.numel() for tensor in jobs[0].start.values())
+        enough = len(jobs) >= MIN_CLIENTS and numbers >= MIN_NUMBERS and self.rounds * steps >= MIN_STEPS
+        return enough and self.precision == "bf16"
+
+    def _compiles(self, jobs: Sequence[Job], steps: int) -> bool:
+        """Whether they are: without what it takes, a warning says so, unless it was asked for."""
+        worth_it = self._is_worth_compiling(jobs, steps)
+        if worth_it and self.compile == "auto" and not self.uses_kernels:
             warn_once(NO_COMPILER, self.graphs.told)
-        return worth_it and self.uses_kernels
+            return False
+        return worth_it
 
     def _work(self, task: Task, jobs: Sequence[Job], steps: int) -> Work:
         numerics = Numerics(
             bf16=self.precision == "bf16",
             kernels=self.uses_kernels,
             captured=self.captures_graphs,
-            general=self.captures_graphs and self.compile != "never",
+            general=self.captures_graphs and self._is_worth_compiling(jobs, steps),
         )
         return Work(self.model, self.data.dataset, task, jobs, steps, numerics)
 
