@@ -352,13 +352,21 @@ def test_folders_of_keys_are_not_given_to_app_code(project: Project, site: SiteF
     assert (snapshot(project.folder), snapshot(site.folder)) == before
     (tmp_path / "link").symlink_to(project.folder)
     done = CliRunner().invoke(fedquit, ["flower", "serve", str(app_folder()), *at, str(tmp_path / "link")])
-    assert "holds the keys of" in str(done.exception)
+    assert "is or holds" in str(done.exception)
+    at[-1:] = ["--state", str(project.server)]
+    done = CliRunner().invoke(fedquit, ["flower", "serve", str(app_folder()), *at])
+    assert "give --state a folder of its own" in str(done.exception), "notices.json is the name of files of both"
+    (tmp_path / "ledger.json").write_text("{}")  # of an earlier version, which allowed it
+    done = CliRunner().invoke(fedquit, ["flower", "serve", str(app_folder()), *at[:-1], str(tmp_path)])
+    assert "has requests" in str(done.exception)
+    assert f"keep {tmp_path} for --state" in str(done.exception), "another folder would be another federation"
 
 
 def test_two_ports_that_are_one(tmp_path: Path) -> None:
     words = ["flower", "init", str(tmp_path / "new"), "--host", "a", "--port", "9443", "--superlink-port", "9443"]
     assert "give two ports" in str(CliRunner().invoke(fedquit, words).exception)
     assert not (tmp_path / "new").exists()
+    assert not CliRunner().invoke(fedquit, [*words, "--listen", "10.0.0.5"]).exception, "the SuperLink is on loopback"
 
 
 # A full disk ---------------------------------------------------------------------------------------------------------

@@ -788,6 +788,47 @@ def test_a_clock_that_is_set_back_by_a_year_does_not_keep_a_certificate_from_bei
     assert renewals == [pytest.approx(7, abs=0.1)]
 
 
+def test_a_certificate_that_cannot_be_read_ends_no_node_and_one_that_is_due_at_once_is_not_renewed_every_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed = [0.0]
+    renewals: list[float] = []
+    said: list[str] = []
+
+    class Site:
+        """A site whose disk fails for a while, and whose server gives certificates of a day that count as over."""
+
+        def certificate(self) -> SimpleNamespace:
+            if passed[0] < 60:
+                raise StoreError("cannot read tls.pem (Input/output error): look after the disk.")
+            return SimpleNamespace(serial_number=len(renewals))
+
+        def seconds_left(self) -> float:
+            return 86_400.0
+
+        def renewal_due(self) -> bool:
+            return True
+
+        def renew(self) -> None:
+            renewals.append(passed[0])
+
+        def post(self, path: str, body: bytes) -> bytes:
+            raise DeploymentError("the front cannot be reached.")
+
+    def sleep(seconds: float) -> None:
+        passed[0] += seconds
+        if passed[0] > 7200:
+            raise _Ended
+
+    clock = SimpleNamespace(time=lambda: passed[0], monotonic=lambda: passed[0], sleep=sleep)
+    monkeypatch.setattr(service, "time", clock)
+    with pytest.raises(_Ended):
+        service._keep_certificate(Site(), "hospital-0", SimpleNamespace(step=lambda: None), said.append)  # type: ignore[arg-type]
+    assert sum("cannot be looked after" in line for line in said) == 1, "once, and the node goes on"
+    assert renewals[0] == pytest.approx(60, abs=2)
+    assert len(renewals) <= 7200 / service.AFTER_RENEWAL + 1
+
+
 def test_a_node_says_that_app_code_could_read_its_keys_and_never_gives_up(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -854,6 +895,45 @@ def test_who_takes_part_is_written_again_at_once_where_the_server_apps_file_is_d
         project.revoke("hospital-0")
         eventually(lambda: readable(state) == {})
     assert len([line for line in said if "damaged or gone" in line]) == 2, "a change is no damage"
+
+
+def test_what_app_code_puts_in_the_place_of_the_servers_files_is_neither_read_nor_waited_for(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state directory is the app's: a link to a key of root's, a pipe that nobody writes to, a file without end."""
+    enrolled(project, tmp_path, "hospital-0")
+    state = tmp_path / "state"
+    following = registrar(project, state, lambda _: None)
+    following.control = SimpleNamespace(  # type: ignore[assignment]
+        connected=lambda: contextlib.nullcontext(SimpleNamespace(nodes=dict, register=lambda *_: 1, unregister=id))
+    )
+    secret = project.folder / "ca.key"
+
+    def swapped(path: Path, _: object) -> Path:
+        """App code wins the race: at once after the write there is a link."""
+        path.unlink()
+        path.symlink_to(secret)
+        return path
+
+    with monkeypatch.context() as race:
+        race.setattr(service, "hand_over", swapped)
+        following.bring_up_to_date()
+    assert (state / "sites.json").is_symlink()
+    before = secret.read_bytes()
+    for place in ("link", "pipe", "endless"):
+        for name in ("sites.json", "notices.json"):
+            (state / name).unlink(missing_ok=True)
+            if place == "pipe":
+                os.mkfifo(state / name)
+            else:
+                (state / name).symlink_to(secret if place == "link" else "/dev/zero")
+        following.mend_membership()
+        following.carry_notices()
+        for name in ("sites.json", "notices.json"):
+            assert stat.S_ISREG((state / name).lstat().st_mode), "another file, and not through the link"
+        assert b"PRIVATE" not in (state / "sites.json").read_bytes()
+        assert readable(state)
+    assert secret.read_bytes() == before
 
 
 def readable(state: Path) -> dict[str, Any] | None:

@@ -453,6 +453,16 @@ def test_when_a_request_can_be_started() -> None:
     assert queue(received, here=set(), now=HOUR).is_overdue(received), "nor for a deadline after it"
 
 
+def test_a_clock_that_is_set_back_a_little_makes_no_request_overdue() -> None:
+    """A time server's correction, in a run that is older than a deadline."""
+    for tried in ((), (DAY,)):
+        fresh = entry(1, since=DAY, attempts=tried)
+        for back in (0.0, 5.0, 300.0):
+            assert not dataclasses.replace(queue(fresh, here=set(), now=DAY - back), began=0.0).is_overdue(fresh)
+        after = dataclasses.replace(queue(fresh, here=set(), now=DAY + HOUR), began=0.0)
+        assert after.is_overdue(fresh), "its deadline is where it was"
+
+
 # Too few that stay ---------------------------------------------------------------------------------------------------
 
 

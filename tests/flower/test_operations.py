@@ -415,11 +415,24 @@ def test_who_revokes_a_site_is_told_of_its_requests_that_nobody_will_receive(fed
     for name, ids in requests.items():
         board.take(name, json.dumps({"requests": ids}).encode())
     lost = run("revoke", "hospital-0", "--project", project.folder)
-    assert "warning: hospital-0 gave notice of 1 requests that the server has not received" in lost.output
+    assert "warning: hospital-0 gave notice of 1 requests that are not known to have been received" in lost.output
     served_already = run("revoke", "hospital-2", "--project", project.folder)
     assert "warning" not in served_already.output
     members = {member.name: member for member in status_of(locate(project.folder, None)).members}
     assert members["hospital-0"].unreceived == 1
+
+
+def test_who_cannot_read_the_state_revokes_all_the_same_and_is_told_of_all_notices(
+    federation: tuple[Project, Path],
+) -> None:
+    """The state directory is the app user's: what it says cannot be seen by whoever owns the project alone."""
+    project, state = federation
+    NoticeBoard(project.server, "").take("hospital-0", json.dumps({"requests": ["0123456789abcdef"]}).encode())
+    for path in state.glob("clients*"):
+        path.write_text("[")
+    done = run("revoke", "hospital-0", "--project", project.folder)
+    assert "1 requests that are not known to have been received" in done.output
+    assert project.sites["hospital-0"].revoked is not None
 
 
 def test_no_site_can_keep_the_operator_from_seeing(federation: tuple[Project, Path], tmp_path: Path) -> None:

@@ -221,8 +221,8 @@ def revoke(name: Name, project: ProjectFolder) -> None:
     waiting = _unreceived(opened, name)
     if waiting:
         _say(
-            f"warning: {name} gave notice of {waiting} requests that the server has not received, and cannot give them "
-            "any more: ask its owner, or run that command."
+            f"warning: {name} gave notice of {waiting} requests that are not known to have been received, and cannot "
+            "give them any more: look with `fedquit flower status`, ask its owner, or run that command."
         )
 
 
@@ -237,9 +237,9 @@ def _unreceived(project: Project, name: str) -> int:
 
     try:
         members = status_of(locate(project.folder, None)).members
-    except FedquitError:  # where the ledger lies is not known
+    except (FedquitError, OSError):  # where the ledger lies is not known, or is another user's
         return noticed
-    return next(member.unreceived for member in members if member.name == name)
+    return next((member.unreceived for member in members if member.name == name), noticed)
 
 
 def sign(

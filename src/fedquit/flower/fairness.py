@@ -30,7 +30,7 @@ class Queue:
     deadline: float  # seconds that a client has from the receipt of its request on
     pause: float  # seconds before a silent client is tried again; doubled each time
     patient: bool  # whether nobody else would be kept waiting by a client that does not answer
-    began: float = 0.0  # when this server was started (Unix time)
+    began: float = 0.0  # when this server was started, or the clock set back since (Unix time); not after `now`
     grace: float = 0.0  # seconds that a client has at least after that
     revoked: Collection[ClientId] = ()  # who takes no part any more, and can never answer
 
@@ -47,8 +47,8 @@ class Queue:
         return self.now >= self._last_moment(entry) and not untried
 
     def _last_moment(self, entry: Erasure) -> float:
-        """Until when a client has time; from this start on where the clock was set back since its request came."""
-        since = entry.since if entry.since <= self.now else self.began
+        """Until when a client has time; from this start on where the clock has been set back far since its request."""
+        since = entry.since if entry.since <= self.now + self.deadline else self.began
         return max(since + self.deadline, self.began + self.grace)
 
     def _token_at(self, entry: Erasure) -> float:

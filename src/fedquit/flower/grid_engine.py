@@ -95,6 +95,7 @@ class GridEngine:
     @property
     def _end(self) -> float:
         """When required clients are given up: at the deadline, but not before this process has waited a while."""
+        self.began = min(self.began, self._clock.now())  # it may have been set back
         return max(self.deadline, self.began + self.grace)
 
     def run(self, ask: Ask) -> Iterator[Reply]:

@@ -53,6 +53,13 @@ class Membership:
 
 def write_membership(state: Path, sites: Iterable[EnrolledSite]) -> Path:
     """Write which sites take part; the file."""
+    path = state / FILE
+    write_secret(path, membership_content(sites))
+    return path
+
+
+def membership_content(sites: Iterable[EnrolledSite]) -> bytes:
+    """What the file says of which sites take part."""
     listed = []
     for site in sites:
         entry = {
@@ -62,9 +69,7 @@ def write_membership(state: Path, sites: Iterable[EnrolledSite]) -> Path:
             "revoked": site.revoked is not None,
         }
         listed.append(entry)
-    path = state / FILE
-    write_secret(path, json_bytes(with_checksum({"sites": listed})))
-    return path
+    return json_bytes(with_checksum({"sites": listed}))
 
 
 def read_membership(state: Path) -> dict[str, Membership] | None:

@@ -25,9 +25,14 @@ Notices = Mapping[str, frozenset[str]]  # ids of requests, by the identity of th
 def write_notices(state: Path, notices: Notices) -> Path:
     """Write the notices for the server app; the file."""
     path = state / FILE
-    listed = {identity: sorted(requests) for identity, requests in sorted(notices.items())}
-    write_secret(path, (json.dumps(listed, indent=2) + "\n").encode())
+    write_secret(path, notices_content(notices))
     return path
+
+
+def notices_content(notices: Notices) -> bytes:
+    """What the file says of notices."""
+    listed = {identity: sorted(requests) for identity, requests in sorted(notices.items())}
+    return (json.dumps(listed, indent=2) + "\n").encode()
 
 
 def read_notices(state: Path) -> dict[str, frozenset[str]]:

@@ -195,10 +195,12 @@ class Phases:
             patient: whether nobody else would be kept waiting by a client that does not answer.
         """
         config = self._config
+        now = self._parts.clock.now()
+        self._began = min(self._began, now)  # a clock that is set back must not put the start into the future
         return Queue(
             tuple(self._ledger.entries.values()),
             frozenset(self._nodes.here),
-            self._parts.clock.now(),
+            now,
             TokenBucket(config.request_burst, config.request_every),
             config.deadline,
             config.timeout,
@@ -350,8 +352,8 @@ class Phases:
         rounds = method.rounds(trained, life.requested)
         if life.required:
             stage.engine.required = life.required
-            received = min(e.since or phase.began for e in self._ledger.serving)
-            stage.engine.deadline = received + self._config.deadline
+            received = [e.since or phase.began for e in self._ledger.serving]
+            stage.engine.deadline = min(*received, self._parts.clock.now()) + self._config.deadline
             stage.engine.grace = self._grace
             stage.engine.may_wait = self._nobody_else_waits
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from fedquit.errors import InputError
 from fedquit.flower.closed.private_files import make_private_folder, read_private, write_private
 
+REQUESTS = ("ledger.json", "outbox")  # what a state directory and a home keep requests in
 RESTORE = "restore the folder from a backup, as it was copied in part."
 SAME_USER = (
     "warning: app code runs as the user who owns the keys and could read them; start this as root with --app-user to "
@@ -56,15 +57,21 @@ def hand_over_tree(folder: Path, user: AppUser | None) -> Path:
 
 
 def require_apart(keys: Path, folder: Path, option: str) -> None:
-    """Raise `InputError` where a folder that app code gets is that of the keys, or holds it.
+    """Raise `InputError` where a folder that app code gets is one that it must not get, or holds it.
 
     Args:
-        keys: the folder of a project or a site.
+        keys: a folder with keys, of a project or a site.
         folder: the state directory or the home.
         option: which the folder was given with.
     """
-    if keys.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{folder} holds the keys of {keys}, and app code gets it: give {option} a folder of its own.")
+    if not keys.resolve().is_relative_to(folder.resolve()):
+        return
+    if any((folder / name).exists() for name in REQUESTS):
+        raise InputError(
+            f"{folder} has requests, but also {keys}, and app code gets it: stop everything, move the keys' folder out "
+            f"of it, name its new place, and keep {folder} for {option}."
+        )
+    raise InputError(f"{folder} is or holds {keys}, and app code gets it: give {option} a folder of its own.")
 
 
 def copy_for(user: AppUser | None, folder: Path, *files: Path) -> list[Path]:

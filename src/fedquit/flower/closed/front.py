@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import logging.handlers
+import math
 import os
 import socket
 import ssl
@@ -80,8 +81,8 @@ class Front:
     _sites_version: tuple[int, int] = (0, 0)
     _connections: dict[asyncio.StreamWriter, tuple[str, str]] = field(default_factory=dict)  # site, certificate
     _handshakes: Counter[str] = field(default_factory=Counter)  # those under way, by the other side's address
-    _unreadable: float | None = None  # since when the list of sites cannot be read (Unix time)
-    _said: float = 0.0  # when that was last written down (Unix time)
+    _unreadable: float | None = None  # since when the list of sites cannot be read, by the monotonic clock
+    _said: float = -math.inf  # when that was last written down, by the same
     _own_renewal: float = 0.0  # when the front's own certificate is renewed next (Unix time)
     _own_since: float = 0.0  # before this it is not valid: by a clock that was set back it is renewed at once
 
@@ -177,10 +178,9 @@ class Front:
 
     def site_of(self, sha256: str) -> Site | rules.Refusal:
         """The site that holds a certificate now; nobody, if it cannot be said who was revoked."""
-        now = time.time()
-        if self._unreadable is not None and now - self._unreadable > UNREADABLE:
+        if self._unreadable is not None and time.monotonic() - self._unreadable > UNREADABLE:
             return rules.Refusal(503, "the server cannot read its list of sites: tell its operator")
-        return rules.find_site(self._sites, sha256, now)
+        return rules.find_site(self._sites, sha256, time.time())
 
     def is_newest(self, site: Site, sha256: str) -> bool:
         """Whether a site's certificate is its newest."""
@@ -237,7 +237,7 @@ class Front:
         while True:
             await asyncio.sleep(WATCH)
             now = time.time()
-            self._follow_sites(now)
+            self._follow_sites()
             for writer, (name, sha256) in list(self._connections.items()):
                 if isinstance(refusal := self.site_of(sha256), rules.Refusal):
                     self._note(site=name, cut=refusal.reason)
@@ -252,15 +252,16 @@ class Front:
             with contextlib.suppress(FedquitError, OSError):  # a full disk must not end the front
                 self._seen.write_if_due(now)
 
-    def _follow_sites(self, now: float) -> None:
+    def _follow_sites(self) -> None:
         """Read the list of sites if it has changed; write down that it cannot be read, again and again."""
+        now = time.monotonic()
         try:
             self._read_sites()
         except (FedquitError, OSError) as error:
             self._sites_version = (0, 0)
             if self._unreadable is None:
                 self._unreadable = now
-                self._said = 0.0
+                self._said = -math.inf
             if now - self._said >= SAY_AGAIN:
                 self._said = now
                 self._note(cannot=f"read the list of sites: {_reason(error)}")

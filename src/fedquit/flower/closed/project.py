@@ -66,7 +66,7 @@ class Settings:
         for port in (self.port, self.superlink_port):
             if not 0 < port < 65_536:
                 raise InputError(f"{port} is no port: give a number from 1 to 65535.")
-        if self.port == self.superlink_port:
+        if self.port == self.superlink_port and _meets_loopback(self.listen):
             raise InputError(f"the front and the SuperLink cannot both have port {self.port}: give two ports.")
         if not 0 < self.certificate_days <= 400:
             raise InputError("certificates can be valid for up to 400 days: give a number of days.")
@@ -101,6 +101,12 @@ class Settings:
             return cls(**values)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
             raise StoreError(f"{path} cannot be used ({error}): correct it.") from error
+
+
+def _meets_loopback(listen: str) -> bool:
+    """Whether who listens on an address has the ports of loopback, too."""
+    address = ipaddress.ip_address(listen)
+    return address.is_unspecified or address.is_loopback
 
 
 def _is_address(host: str) -> bool:

@@ -35,7 +35,7 @@ from fedquit.flower.closed.courier import Courier
 from fedquit.flower.closed.front import listen
 from fedquit.flower.closed.greeting import ServerWatch
 from fedquit.flower.closed.notice_board import read_site_notices, write_told
-from fedquit.flower.closed.private_files import make_private_folder, only_one, write_private, write_private_json
+from fedquit.flower.closed.private_files import holds, make_private_folder, only_one, write_private, write_private_json
 from fedquit.flower.closed.project import Project
 from fedquit.flower.closed.seen import read_seen
 from fedquit.flower.closed.site_folder import SiteFolder
@@ -48,8 +48,9 @@ from fedquit.flower.deploy.processes import FOR_EVER, ProcessGroup, Say, Supervi
 from fedquit.flower.deploy.standing import Standing, keep_open
 from fedquit.flower.deploy.supervision import Hear, Plan, run_until_finished, wait_for_superlink
 from fedquit.flower.membership import FILE as MEMBERSHIP
-from fedquit.flower.membership import write_membership
-from fedquit.flower.notices import read_notices, write_notices
+from fedquit.flower.membership import membership_content
+from fedquit.flower.notices import FILE as NOTICES
+from fedquit.flower.notices import notices_content
 from fedquit.flower.outbox import NODE_FILE
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.utils.files import read_json
@@ -64,6 +65,7 @@ BY_HAND = (
 WATCH = 1.0  # seconds between two looks at the list of sites
 MUTE = 86_400.0  # seconds without a word of a site, after which the operator is warned, once a day
 SAY_EXPIRED = 600.0  # seconds after which a site says again that its certificate has expired
+AFTER_RENEWAL = 3600.0  # seconds after a renewal, or a quarter of the certificate's life if that is shorter
 RETRY_RENEWAL = 60.0  # seconds after a renewal that failed, or a tenth of the certificate's life if that is shorter
 
 
@@ -173,7 +175,7 @@ def open_federation(
     from fedquit.flower.closed.binding import bind  # it needs PyTorch, which a site's node does without
 
     project = Project(project.folder.resolve())  # processes start in other folders
-    require_apart(project.folder, state, "--state")  # both have a list of sites, under one name
+    require_apart(project.server, state, "--state")  # names of files there are those of the state directory
     state = make_private_folder(state.resolve())
     make_private_folder(project.server)
     processes = _attached if attach else _processes
@@ -354,10 +356,7 @@ class Registrar:
     def mend_membership(self) -> None:
         """Write who takes part again where the file of the server app is damaged or gone: the project knows."""
         path = self.state / MEMBERSHIP
-        content = b""
-        with contextlib.suppress(OSError):
-            content = path.read_bytes()
-        if self._membership and content != self._membership:
+        if self._membership and not holds(path, self._membership):
             hand_over(write_private(path, self._membership), self.app_user)
             self.say(f"{path} was damaged or gone, and is written again as the project has it: look after the disk.")
 
@@ -368,8 +367,9 @@ class Registrar:
         for name, requests in read_site_notices(self.project.server).items():
             if name in sites and sites[name].revoked is None:
                 notices[sites[name].fingerprints[0]] = frozenset(requests)
-        if notices != read_notices(self.state):
-            hand_over(write_notices(self.state, notices), self.app_user)
+        content = notices_content(notices)
+        if not holds(self.state / NOTICES, content) and (notices or (self.state / NOTICES).exists()):
+            hand_over(write_private(self.state / NOTICES, content), self.app_user)
 
     def warn_of_mute_sites(self, now: float) -> None:
         """Tell the operator once a day which sites cannot be heard: their requests would reach nobody.
@@ -424,7 +424,9 @@ class Registrar:
     def bring_up_to_date(self) -> None:
         """Write who takes part for the server app, register new keys, and unregister those given up."""
         sites = self.project.sites
-        self._membership = hand_over(write_membership(self.state, sites.values()), self.app_user).read_bytes()
+        # Never read back: the folder is the app's, who could put a link to a key in the file's place.
+        self._membership = membership_content(sites.values())
+        hand_over(write_private(self.state / MEMBERSHIP, self._membership), self.app_user)
         registered = self._registered()
         new = [site for site in sites.values() if _current(site) and _current(site) not in registered]
         given_up = []
@@ -590,21 +592,31 @@ def _keep_certificate(site: SiteFolder, name: str, courier: Courier, say: Say) -
     watch = ServerWatch(site, say)
     next_try = 0.0  # by the monotonic clock: the other one may be set back by a year
     failed = 0  # the certificate that was not renewed: another one, which the operator sent, is not its matter
+    unreadable = ""  # what was last said of a certificate that cannot be read
     while True:
         time.sleep(WATCH)
         watch.look()
         courier.step()
-        serial = site.certificate().serial_number
-        if not site.renewal_due() or (serial == failed and time.monotonic() < next_try):
+        try:
+            serial, due, left = site.certificate().serial_number, site.renewal_due(), site.seconds_left()
+        except (FedquitError, OSError) as error:  # the node goes on with the one that it has read
+            if str(error) != unreadable:
+                unreadable = str(error)
+                say(f"warning: the certificate of {name} cannot be looked after: {error}")
+            continue
+        unreadable = ""
+        if not due or (serial == failed and time.monotonic() < next_try):
             continue
         failed = serial
         try:
             site.renew()
-        except FedquitError as error:
-            left = site.seconds_left()
+            serial, left = site.certificate().serial_number, site.seconds_left()
+        except (FedquitError, OSError) as error:
             validity = f"is valid for {left / 86_400:.1f} more days" if left > 0 else "HAS EXPIRED"
             say(f"warning: the certificate of {name} {validity} and was not renewed: {error}")
             pause = min(RETRY_RENEWAL, max(WATCH, left / 10)) if left > 0 else SAY_EXPIRED
             next_try = time.monotonic() + pause
         else:
-            say(f"{name} has a new certificate, valid for {site.seconds_left() / 86_400:.1f} days.")
+            say(f"{name} has a new certificate, valid for {left / 86_400:.1f} days.")
+            failed = serial  # a server of another version may give one that is due at once
+            next_try = time.monotonic() + min(AFTER_RENEWAL, max(WATCH, left / 4))

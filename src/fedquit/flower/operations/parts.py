@@ -52,7 +52,7 @@ def prepare_server(project: Project, state: Path, app_user: AppUser | None) -> N
         app_user: who runs the SuperLink and the server app; the present user if None.
     """
     project = Project(project.folder.resolve())
-    require_apart(project.folder, state, "--state")
+    require_apart(project.server, state, "--state")
     hand_over(make_private_folder(project.server), owner_of(project.folder))
     folder = make_private_folder(make_private_folder(state.resolve()) / FOLDER)
     both = superlink_descriptions(project, folder, app_user)
