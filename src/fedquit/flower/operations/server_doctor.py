@@ -354,7 +354,8 @@ def _revoked_requests(case: Examination) -> Iterator[Finding]:
             yield warning(
                 f"{member.name} was revoked after it gave notice of {member.unreceived} requests that the server had "
                 "not received, and never will",
-                f"ask its owner, who may have taken them back; `fedquit request --server {case.state} --client {member.name}` erases the site.",
+                "ask its owner, who may have taken them back; "
+                f"`fedquit request --server {case.state} --client {member.name}` erases the site.",
             )
 
 
