@@ -147,6 +147,7 @@ def drift(first: nn.Module, second: nn.Module) -> Tensor:
     return torch.cat([(after - before).detach().flatten() for after, before in pairs])
 
 
+@pytest.mark.filterwarnings("ignore::fedquit.distill.damage.DamageWarning")  # the bound holds at any rate
 @settings(max_examples=30)
 @given(
     problem=regressions(),
@@ -186,6 +187,7 @@ def test_lemma_2_is_about_plain_sgd_and_adam_breaks_it() -> None:
     assert drift(layer, beyond).norm() > 10 * bound
 
 
+@pytest.mark.filterwarnings("ignore::fedquit.distill.damage.DamageWarning")  # the bound holds at any rate
 @settings(max_examples=30)
 @given(problem=regressions(), lr=st.floats(1e-3, 3), seed=st.integers(0, 1000))
 def test_theorem_1_the_objective_of_the_others_shifts_by_no_more_than_smoothness_allows(
