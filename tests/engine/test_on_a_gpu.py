@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedquit.bench.settings import cifar
 from fedquit.core import Local
 from fedquit.core.fedavg import Learn
 from fedquit.data.federated import Dataset, FederatedData
@@ -74,6 +75,18 @@ def test_a_network_that_copies_from_the_host_is_trained_all_the_same(compile: Co
     (steps,) = engine.graphs.captured.values()
     assert bool(steps.why_eager) == (compile == "never"), steps.why_eager
     test_a_gpu_computes_what_the_sequential_engine_does("batch_norm", "never")
+
+
+def test_resnet_18_is_by_default_what_it_was_to_the_last_bit() -> None:
+    """In a training that is long enough for a compiler: its kernels cover it, and nothing else is done differently."""
+    setting = cifar(torch.device("cpu"), 2)
+    ask = Ask(Learn(setting.local), setting.data.clients, "all", {"start": setting.start}, Address(2, "train"))
+    plain = gpu_engine(setting.model, setting.data, precision="bf16", rounds=10**6, compile="never")
+    by_default = gpu_engine(setting.model, setting.data, precision="bf16", rounds=10**6)
+    for one, other in zip(gpu_replies(plain, ask), gpu_replies(by_default, ask), strict=True):
+        assert all(torch.equal(one.params[n], other.params[n]) for n in one.params)
+    (steps,) = by_default.graphs.captured.values()
+    assert steps.why == "kernels cover the network"
 
 
 def test_a_compiled_step_repeats_on_a_gpu() -> None:
