@@ -172,7 +172,7 @@ def _by_number(option: str, words: list[str]) -> dict[int, str]:
 
 
 def _count(word: str) -> int:
-    """A number of examples."""
+    """The whole number that a word says; whether so many examples are believed is decided elsewhere."""
     if not word.isdecimal() or len(word) > MAX_DIGITS:
         raise InputError(f"{word[:40]!r} is no number of examples: give a whole number.")
     return int(word)

@@ -8,29 +8,14 @@ that they require one. Torch leaves its fused operations alone while a mode list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from torch import _C
-from torch.overrides import TorchFunctionMode
-
-
-class _Listening(TorchFunctionMode):
-    """Changes nothing."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever torch's function returns
-        return func(*args, **(kwargs or {}))
+from torch.overrides import BaseTorchFunctionMode
 
 
 def plain_in_transforms() -> AbstractContextManager[object]:
     """Return a context that keeps attention plain inside `torch.func`'s transforms, and does nothing elsewhere."""
     inside = _C._functorch.peek_interpreter_stack() is not None
     listened_to = _C._len_torch_function_stack() > 0  # by an engine's own mode
-    return _Listening() if inside and not listened_to else nullcontext()
+    return BaseTorchFunctionMode() if inside and not listened_to else nullcontext()

@@ -48,9 +48,9 @@ from fedquit.flower.deploy.processes import FOR_EVER, ProcessGroup, Say, Supervi
 from fedquit.flower.deploy.standing import Standing, keep_open
 from fedquit.flower.deploy.supervision import Hear, Plan, run_until_finished, wait_for_superlink
 from fedquit.flower.membership import FILE as MEMBERSHIP
-from fedquit.flower.membership import membership_content
+from fedquit.flower.membership import membership_content, write_membership
 from fedquit.flower.notices import FILE as NOTICES
-from fedquit.flower.notices import notices_content
+from fedquit.flower.notices import notices_content, write_notices
 from fedquit.flower.outbox import NODE_FILE
 from fedquit.flower.sqlite_wipe import DATABASE, FOLDER, wipe_traces
 from fedquit.utils.files import read_json
@@ -367,9 +367,9 @@ class Registrar:
         for name, requests in read_site_notices(self.project.server).items():
             if name in sites and sites[name].revoked is None:
                 notices[sites[name].fingerprints[0]] = frozenset(requests)
-        content = notices_content(notices)
-        if not holds(self.state / NOTICES, content) and (notices or (self.state / NOTICES).exists()):
-            hand_over(write_private(self.state / NOTICES, content), self.app_user)
+        path = self.state / NOTICES
+        if not holds(path, notices_content(notices)) and (notices or path.exists()):
+            hand_over(write_notices(self.state, notices), self.app_user)
 
     def warn_of_mute_sites(self, now: float) -> None:
         """Tell the operator once a day which sites cannot be heard: their requests would reach nobody.
@@ -426,7 +426,7 @@ class Registrar:
         sites = self.project.sites
         # Never read back: the folder is the app's, who could put a link to a key in the file's place.
         self._membership = membership_content(sites.values())
-        hand_over(write_private(self.state / MEMBERSHIP, self._membership), self.app_user)
+        hand_over(write_membership(self.state, sites.values()), self.app_user)
         registered = self._registered()
         new = [site for site in sites.values() if _current(site) and _current(site) not in registered]
         given_up = []
